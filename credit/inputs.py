@@ -1,0 +1,74 @@
+"""The batch every credit method reads and the record it returns: tensors only, one row per turn.
+
+Axes: N trajectories, M turns (rows, in any order), T response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .correspondence import Correspondence
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class CreditInputs:
+    """One frozen batch of turns, whole groups at a time.
+
+    Args:
+        response_mask: ``[M, T]`` bool, True where the policy sampled the token.
+        trajectory_ids: ``[M]`` int64 in ``[0, N)``, the trajectory of each row.
+        turn_ids: ``[M]`` int64, the place of each row in its trajectory: 0 .. K_i - 1, each once.
+        group_ids: ``[N]`` int64, the group (task) of each trajectory; any distinct integers.
+        rewards: ``[N]`` float, the return of each trajectory, in the environment's units.
+        successes: ``[N]`` float in [0, 1], success of each trajectory (never a scaled reward).
+        student_logprobs: ``[M, T]`` float, log-probs of the sampled tokens under the student context, nats.
+        teacher_logprobs: ``[M, T]`` float, the same tokens under the privileged context, or None.
+        valid_actions: ``[M]`` bool, whether the turn's action was valid, or None.
+        span_mask: ``[M, T]`` bool, the causal span of StepOPSD, a subset of ``response_mask``, or None.
+        anchor_ids: ``[M]`` int64, equal for turns of one group that saw the same observation (GiGPO), or None.
+        turn_rewards: ``[M]`` float, the immediate reward of each turn (GiGPO), or None.
+        correspondence: similarities between turns of one task and cross scores (AlignOPSD), or None.
+
+    Raises:
+        TypeError: an argument is no tensor or has the wrong kind of dtype.
+        ValueError: a shape, an index, a device or a value inside the mask is wrong; the message names the
+            argument, what it got and one fix.
+    """
+
+    response_mask: Tensor
+    trajectory_ids: Tensor
+    turn_ids: Tensor
+    group_ids: Tensor
+    rewards: Tensor
+    successes: Tensor
+    student_logprobs: Tensor
+    teacher_logprobs: Tensor | None = None
+    valid_actions: Tensor | None = None
+    span_mask: Tensor | None = None
+    anchor_ids: Tensor | None = None
+    turn_rewards: Tensor | None = None
+    correspondence: Correspondence | None = None
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What a credit method returns.
+
+    Args:
+        advantages: ``[M, T]`` float, detached, 0 outside ``response_mask``.
+        turn_weights: ``[M]`` float, the factor on the trajectory's advantage (1 = plain GRPO).
+        metrics: scalars worth logging.
+        details: tensors worth plotting; each method documents its own.
+    """
+
+    advantages: Tensor
+    turn_weights: Tensor
+    metrics: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Tensor] = field(default_factory=dict)

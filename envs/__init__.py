@@ -1,0 +1,25 @@
+"""Environments: the protocol, the vector runner and the benchmarks. Importing this loads no torch."""
+
+from .base import (
+    EnvFailure,
+    Environment,
+    HistoryEntry,
+    Message,
+    Observation,
+    ParsedResponse,
+    StepResult,
+    Task,
+    TaskSuite,
+)
+
+__all__ = [
+    "EnvFailure",
+    "Environment",
+    "HistoryEntry",
+    "Message",
+    "Observation",
+    "ParsedResponse",
+    "StepResult",
+    "Task",
+    "TaskSuite",
+]

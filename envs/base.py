@@ -1,0 +1,151 @@
+"""What an environment is to the rest of the library: a small protocol and the records that cross it.
+
+An *environment* (`Environment`) plays one episode at a time and lives in a worker process; it needs no model and
+imports no torch. A *task suite* (`TaskSuite`) lives in the main process and knows everything about the benchmark
+that is not the engine: which tasks exist, how a prompt is made from a history, how a response is parsed, and what
+privileged context the teacher may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+Message = dict[str, str]
+"""One chat message: ``{"role": "system" | "user" | "assistant", "content": str}``."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the agent sees before it acts.
+
+    Args:
+        text: the observation as the environment words it.
+        admissible_actions: the actions that would be accepted now, sorted; empty where they cannot be listed.
+        anchor: the string by which two visits count as the same state (GiGPO); empty means ``text``.
+        info: anything else, picklable.
+    """
+
+    text: str
+    admissible_actions: tuple[str, ...] = ()
+    anchor: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one action led to.
+
+    Args:
+        observation: the next observation (the last one of the episode when ``done``).
+        reward: reward of this step, in the environment's units.
+        done: whether the episode is over.
+        success: whether the task is solved; a fact of its own, not derived from the reward.
+        valid: whether the action was well-formed and admissible.
+        info: anything else, picklable (for example ``{"score": 0.7}``).
+    """
+
+    observation: Observation
+    reward: float = 0.0
+    done: bool = False
+    success: bool = False
+    valid: bool = True
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EnvFailure:
+    """An episode the environment could not go on with; travels as data, never as an exception.
+
+    Args:
+        cause: a short stable word: ``"worker_died"``, ``"timeout"``, ``"error"``.
+        message: what happened, for a person.
+    """
+
+    cause: str
+    message: str = ""
+
+
+class Environment(Protocol):
+    """One episode at a time. State never leaks from one episode to the next."""
+
+    def reset(self, task_id: str) -> Observation:
+        """Start `task_id`; the result does not depend on what was played before."""
+        ...
+
+    def step(self, action: str) -> StepResult:
+        """Take one action. Malformed text costs the turn and is invalid; it never raises."""
+        ...
+
+    def close(self) -> None:
+        """Free everything. Calling it twice is harmless."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task. Args: id (stable, unique in its suite), type (for per-type metrics), split ("train", "eval", ...)."""
+
+    id: str
+    type: str
+    split: str = "train"
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One past turn as the prompt shows it: what was seen, then what was done (the parsed action)."""
+
+    observation: str
+    action: str
+
+
+@dataclass(frozen=True)
+class ParsedResponse:
+    """A response taken apart.
+
+    Args:
+        thinking: the text of the think block, stripped; empty when there is none.
+        action: the text to hand to ``Environment.step``; empty when there is none.
+        valid: whether the format was obeyed (the environment decides admissibility on top).
+        thinking_span: half-open character range of the thinking inside the response text, or None.
+        action_span: half-open character range of the action (between its tags) in the response text, or None.
+    """
+
+    thinking: str
+    action: str
+    valid: bool
+    thinking_span: tuple[int, int] | None = None
+    action_span: tuple[int, int] | None = None
+
+
+@runtime_checkable
+class TaskSuite(Protocol):
+    """A benchmark as the rollout collector and the trainer see it. Picklable parts only in `make_env`."""
+
+    name: str
+    max_turns: int
+    history_length: int
+    stop_strings: tuple[str, ...]
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The ordered tasks of a split; the same list on every process and every call."""
+        ...
+
+    def make_env(self) -> Callable[[], Environment]:
+        """A picklable factory; called once per environment inside the worker process that will own it."""
+        ...
+
+    def messages(
+        self, task: Task, history: Sequence[HistoryEntry], observation: Observation
+    ) -> list[Message]:
+        """The student's chat messages for the next turn; `history` is the whole episode so far."""
+        ...
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Take a response apart; never raises."""
+        ...
+
+    def privileged_context(self, task: Task) -> str | None:
+        """Training-only text for the teacher (skills, hint, gold answer), or None where there is none."""
+        ...

@@ -1,0 +1,151 @@
+"""The records of a rollout: one frozen `Turn` per observation-action exchange, one frozen `Trajectory` per episode."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+Message = dict[str, str]
+
+
+class StopReason(str, enum.Enum):
+    """Why a response or an episode ended."""
+
+    STOP_STRING = "stop_string"  # turn: the closing action tag was sampled
+    EOS = "eos"  # turn: an end-of-sequence id was sampled
+    LENGTH = "length"  # turn: the response budget was spent
+    SUCCESS = "success"  # episode: the task was solved
+    DONE = "done"  # episode: the environment ended it unsolved
+    MAX_TURNS = "max_turns"  # episode: the turn limit was reached
+    PROMPT_BUDGET = "prompt_budget"  # episode: the next prompt would not fit max_prompt_length
+    TOKEN_BUDGET = "token_budget"  # episode: the trajectory's response budget was spent
+    ENV_FAILURE = "env_failure"  # episode: the environment died, hung or raised; see Trajectory.failure
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange: the prompt the policy read, the tokens it sampled, what the environment answered.
+
+    Args:
+        prompt_ids: token ids of the student prompt, generation prompt included.
+        response_ids: the sampled token ids, exactly those that are trained; end-of-sequence id included if sampled.
+        logprobs: log-prob of each response id under the sampling policy (temperature applied), nats, float32 values.
+        messages: the chat messages the prompt was rendered from (student context, no privileged text).
+        response: the decoded response text.
+        thinking: text of the think block, "" if none.
+        action: the action handed to the environment, "" if none could be parsed.
+        observation: the observation the action was chosen on (anchor state of GiGPO).
+        admissible_actions: actions accepted at that observation; empty where unlisted.
+        reward: the environment's reward for this turn, its units.
+        valid: whether the response was well-formed and the action admissible.
+        stop_reason: why generation stopped.
+        thinking_tokens, action_tokens: half-open ``(start, end)`` ranges in ``response_ids``, or None.
+        anchor: the string by which two visits count as the same state; "" means ``observation``.
+
+    Raises:
+        ValueError: lengths differ, a response is empty, a log-prob or the reward is not finite.
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    messages: tuple[Message, ...]
+    response: str
+    thinking: str = ""
+    action: str = ""
+    observation: str = ""
+    admissible_actions: tuple[str, ...] = ()
+    reward: float = 0.0
+    valid: bool = True
+    stop_reason: StopReason = StopReason.EOS
+    thinking_tokens: tuple[int, int] | None = None
+    action_tokens: tuple[int, int] | None = None
+    anchor: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_ids", "response_ids", "logprobs", "messages", "admissible_actions"):
+            if not isinstance(getattr(self, name), tuple):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "stop_reason", StopReason(self.stop_reason))
+        if len(self.logprobs) != len(self.response_ids):
+            raise ValueError(
+                f"Turn: logprobs must have one value per response id, got {len(self.logprobs)} for "
+                f"{len(self.response_ids)} ids; pass the ids that were sampled, not text encoded again"
+            )
+        if not self.response_ids:
+            raise ValueError("Turn: response_ids must not be empty; drop turns that sampled nothing")
+        if not self.prompt_ids:
+            raise ValueError("Turn: prompt_ids must not be empty; a policy needs at least one prompt token")
+        if not all(math.isfinite(x) for x in self.logprobs):
+            raise ValueError(
+                "Turn: logprobs must be finite, got nan or inf; check the sampling policy's logits"
+            )
+        if not math.isfinite(self.reward):
+            raise ValueError(
+                f"Turn: reward must be finite, got {self.reward}; a missing reward ends the rollout"
+            )
+        for name in ("thinking_tokens", "action_tokens"):
+            span = getattr(self, name)
+            if span is not None:
+                object.__setattr__(self, name, tuple(span))
+                if not 0 <= span[0] <= span[1] <= len(self.response_ids):
+                    raise ValueError(
+                        f"Turn: {name} must lie inside the response of {len(self.response_ids)} tokens, got {span}"
+                    )
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode, finished or failed.
+
+    Args:
+        task_id, task_type: the task.
+        group_id: the group whose siblings it is compared with: one per (task, update), never one per trajectory.
+        rollout_index: 0 .. num_generations - 1 inside the group.
+        turns: the turns in order; may be empty only when the episode failed.
+        reward: return of the episode (sum of turn rewards), environment's units.
+        success: in [0, 1]; a fraction of success, never a scaled reward.
+        stop_reason: why the episode ended.
+        failure: cause of an environment failure, or None. Failed trajectories stay out of baselines and losses.
+        policy_version: optimiser steps the sampling policy had seen.
+
+    Raises:
+        ValueError: success outside [0, 1], a reward that is not finite, or no turns without a failure.
+    """
+
+    task_id: str
+    task_type: str
+    group_id: int
+    rollout_index: int
+    turns: tuple[Turn, ...]
+    reward: float
+    success: float
+    stop_reason: StopReason
+    failure: str | None = None
+    policy_version: int = 0
+    info: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.turns, tuple):
+            object.__setattr__(self, "turns", tuple(self.turns))
+        object.__setattr__(self, "stop_reason", StopReason(self.stop_reason))
+        if not math.isfinite(self.reward):
+            raise ValueError(
+                f"Trajectory: reward must be finite, got {self.reward} for task {self.task_id!r}; record a missing "
+                "reward as a failure, it is not 0"
+            )
+        if not 0.0 <= self.success <= 1.0:
+            raise ValueError(
+                f"Trajectory: success must lie in [0, 1], got {self.success} for task {self.task_id!r}; "
+                "pass a fraction of success, not a scaled reward"
+            )
+        if not self.turns and self.failure is None:
+            raise ValueError(
+                f"Trajectory: turns must not be empty for task {self.task_id!r} unless failure says why"
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of sampled response tokens over all turns."""
+        return sum(len(turn.response_ids) for turn in self.turns)
