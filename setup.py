@@ -17,9 +17,7 @@ EXTRAS["all"] = sorted(
 )
 
 packages = [
-    f"turncredit.{name}"
-    for root in ROOTS
-    for name in [root, *(f"{root}.{sub}" for sub in find_packages(root))]
+    f"turncredit.{name}" for root in ROOTS for name in [root, *(f"{root}.{sub}" for sub in find_packages(root))]
 ]
 
 setup(

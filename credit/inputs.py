@@ -5,7 +5,7 @@ Axes: N trajectories, M turns (rows, in any order), T response tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch

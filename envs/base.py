@@ -136,9 +136,7 @@ class TaskSuite(Protocol):
         """A picklable factory; called once per environment inside the worker process that will own it."""
         ...
 
-    def messages(
-        self, task: Task, history: Sequence[HistoryEntry], observation: Observation
-    ) -> list[Message]:
+    def messages(self, task: Task, history: Sequence[HistoryEntry], observation: Observation) -> list[Message]:
         """The student's chat messages for the next turn; `history` is the whole episode so far."""
         ...
 

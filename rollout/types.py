@@ -78,13 +78,9 @@ class Turn:
         if not self.prompt_ids:
             raise ValueError("Turn: prompt_ids must not be empty; a policy needs at least one prompt token")
         if not all(math.isfinite(x) for x in self.logprobs):
-            raise ValueError(
-                "Turn: logprobs must be finite, got nan or inf; check the sampling policy's logits"
-            )
+            raise ValueError("Turn: logprobs must be finite, got nan or inf; check the sampling policy's logits")
         if not math.isfinite(self.reward):
-            raise ValueError(
-                f"Turn: reward must be finite, got {self.reward}; a missing reward ends the rollout"
-            )
+            raise ValueError(f"Turn: reward must be finite, got {self.reward}; a missing reward ends the rollout")
         for name in ("thinking_tokens", "action_tokens"):
             span = getattr(self, name)
             if span is not None:
@@ -141,9 +137,7 @@ class Trajectory:
                 "pass a fraction of success, not a scaled reward"
             )
         if not self.turns and self.failure is None:
-            raise ValueError(
-                f"Trajectory: turns must not be empty for task {self.task_id!r} unless failure says why"
-            )
+            raise ValueError(f"Trajectory: turns must not be empty for task {self.task_id!r} unless failure says why")
 
     @property
     def num_tokens(self) -> int:
