@@ -1,5 +1,35 @@
 """Rollouts: records of episodes, collection with a Hugging Face model, log-prob scoring."""
 
+from .io import load_trajectories, save_trajectories
 from .types import StopReason, Trajectory, Turn
 
-__all__ = ["StopReason", "Trajectory", "Turn"]
+__all__ = [
+    "PolicyScorer",
+    "RolloutCollector",
+    "SamplingConfig",
+    "StopReason",
+    "Trajectory",
+    "Turn",
+    "load_trajectories",
+    "render_prompt",
+    "save_trajectories",
+    "score_responses",
+    "with_privileged_context",
+]
+
+_LAZY = {
+    "PolicyScorer": "scoring",
+    "RolloutCollector": "collector",
+    "SamplingConfig": "sampling",
+    "render_prompt": "prompts",
+    "score_responses": "scoring",
+    "with_privileged_context": "prompts",
+}
+
+
+def __getattr__(name: str):  # records must load in a notebook without the weight of transformers
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

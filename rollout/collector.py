@@ -1,0 +1,287 @@
+"""The rollout loop: P tasks x G rollouts against environments, generating for the active episodes only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..envs import EnvFailure, HistoryEntry, Observation, StepResult, Task, TaskSuite
+from ..envs.vector import VectorEnv
+from .prompts import check_tokenizer, render_prompt, with_privileged_context
+from .sampling import Sample, Sampler, SamplingConfig
+from .types import Message, StopReason, Trajectory, Turn
+
+
+@dataclass
+class _Episode:
+    """An episode in play; becomes a frozen `Trajectory` when it ends."""
+
+    task: Task
+    group_id: int
+    rollout_index: int
+    observation: Observation | None = None
+    history: list[HistoryEntry] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    success: float = 0.0
+    messages: list[Message] = field(default_factory=list)
+    prompt_ids: tuple[int, ...] = ()
+    budget: int = 0
+
+
+@dataclass(frozen=True)
+class CollectorStats:
+    """Seconds of one `collect` call, by what they were spent on."""
+
+    generation_seconds: float
+    environment_seconds: float
+
+
+class RolloutCollector:
+    """Plays tasks with a policy and returns trajectories whose tokens are exactly the tokens sampled.
+
+    Args:
+        model: a causal language model, unwrapped.
+        tokenizer: its tokenizer, with a chat template and a padding token.
+        suite: the task suite (see `turncredit.envs.TaskSuite`).
+        sampling: sampling settings; `collect` can override them for one call.
+        num_envs: episodes in play at once.
+        num_workers: environment processes; 0 plays in this process.
+        generation_batch_size: prompts per ``generate`` call; None takes all active episodes.
+        env_timeout: seconds before a silent environment worker is replaced.
+        synced_gpus: pass to ``generate`` (ZeRO-3 without gathered parameters).
+
+    Raises:
+        ValueError: the tokenizer lacks a chat template or a padding token, or a number is not positive.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        suite: TaskSuite,
+        sampling: SamplingConfig | None = None,
+        *,
+        num_envs: int = 64,
+        num_workers: int = 2,
+        generation_batch_size: int | None = None,
+        env_timeout: float = 120.0,
+        synced_gpus: bool = False,
+    ):
+        check_tokenizer(tokenizer)
+        for name, value in (("num_envs", num_envs), ("generation_batch_size", generation_batch_size or 1)):
+            if value < 1:
+                raise ValueError(f"RolloutCollector: {name} must be at least 1, got {value}")
+        self.tokenizer = tokenizer
+        self.suite = suite
+        self.sampling = sampling or SamplingConfig()
+        self.generation_batch_size = generation_batch_size
+        self.synced_gpus = synced_gpus
+        self.sampler = Sampler(model, tokenizer, stop_strings=suite.stop_strings)
+        self.envs = VectorEnv(suite.make_env(), num_envs, num_workers=num_workers, timeout=env_timeout)
+        self.num_envs = num_envs
+        self.stats = CollectorStats(0.0, 0.0)
+
+    def close(self) -> None:
+        """Stop the environment processes. Calling it twice is harmless."""
+        self.envs.close()
+
+    def __enter__(self) -> RolloutCollector:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def collect(
+        self,
+        tasks: Sequence[Task],
+        num_generations: int = 1,
+        *,
+        seed: int = 0,
+        step: int = 0,
+        privileged: bool = False,
+        sampling: SamplingConfig | None = None,
+        first_group_id: int = 0,
+        progress: Any = None,
+    ) -> list[Trajectory]:
+        """Play `num_generations` episodes of every task.
+
+        Args:
+            tasks: P tasks.
+            num_generations: G rollouts per task; the G trajectories of a task share one group id.
+            seed, step: with the task id, the rollout index and the turn they seed every response.
+            privileged: show the policy the teacher's context (evaluation of Skill-Prompt or of a hint).
+            sampling: settings for this call instead of the collector's own.
+            first_group_id: group id of the first task; the others count on from it.
+            progress: an object with ``update(n)`` and ``set_postfix(...)`` (a tqdm bar), advanced once per episode.
+
+        Returns:
+            P * G trajectories, task by task, rollout by rollout. Episodes whose environment failed carry the cause.
+
+        Raises:
+            ValueError: `tasks` is empty or `num_generations` is not positive.
+        """
+        import time
+
+        if not tasks:
+            raise ValueError("RolloutCollector.collect: tasks must not be empty; check the split's name and the data")
+        if num_generations < 1:
+            raise ValueError(f"RolloutCollector.collect: num_generations must be at least 1, got {num_generations}")
+        sampling = sampling or self.sampling
+        episodes = [
+            _Episode(task, first_group_id + index, rollout)
+            for index, task in enumerate(tasks)
+            for rollout in range(num_generations)
+        ]
+        results: dict[int, Trajectory] = {}
+        waiting = deque(range(len(episodes)))
+        playing: dict[int, int] = {}  # slot -> index of the episode in it
+        turns_played = 0
+        generation = environment = 0.0
+
+        def finish(slot: int, reason: StopReason, failure: str | None = None) -> None:
+            index = playing.pop(slot)
+            results[index] = _trajectory(episodes[index], reason, failure, step)
+            if progress is not None:
+                progress.update(1)
+                progress.set_postfix(turns=turns_played, refresh=False)
+
+        while waiting or playing:
+            clock = time.perf_counter()
+            fresh: dict[int, int] = {}
+            for slot in range(self.num_envs):
+                if slot not in playing and waiting:
+                    fresh[slot] = playing[slot] = waiting.popleft()
+            answers: dict[int, Observation | EnvFailure] = {}
+            if fresh:
+                answers = self.envs.reset({slot: episodes[index].task.id for slot, index in fresh.items()})
+            for slot, answer in answers.items():
+                if isinstance(answer, EnvFailure):
+                    finish(slot, StopReason.ENV_FAILURE, f"{answer.cause}: {answer.message}")
+                else:
+                    episodes[playing[slot]].observation = answer
+            environment += time.perf_counter() - clock
+
+            clock = time.perf_counter()
+            for slot in list(playing):
+                reason = self._prepare_turn(episodes[playing[slot]], sampling, privileged)
+                if reason is not None:
+                    empty = not episodes[playing[slot]].turns
+                    finish(slot, reason, "prompt over max_prompt_length" if empty else None)
+            slots = sorted(playing, key=lambda s: len(episodes[playing[s]].prompt_ids))
+            samples = self._generate([episodes[playing[slot]] for slot in slots], sampling, seed, step)
+            generation += time.perf_counter() - clock
+
+            clock = time.perf_counter()
+            parsed = {slot: self.suite.parse(self.response_text(s)) for slot, s in zip(slots, samples, strict=True)}
+            outcomes: dict[int, StepResult | EnvFailure] = {}
+            if slots:
+                outcomes = self.envs.step({slot: parsed[slot].action for slot in slots})
+            environment += time.perf_counter() - clock
+            for slot, sample in zip(slots, samples, strict=True):
+                episode, outcome = episodes[playing[slot]], outcomes[slot]
+                turns_played += 1
+                if isinstance(outcome, EnvFailure):
+                    finish(slot, StopReason.ENV_FAILURE, f"{outcome.cause}: {outcome.message}")
+                    continue
+                self._record_turn(episode, sample, parsed[slot], outcome)
+                if outcome.done:
+                    finish(slot, StopReason.SUCCESS if outcome.success else StopReason.DONE)
+                elif len(episode.turns) >= self.suite.max_turns:
+                    finish(slot, StopReason.MAX_TURNS)
+        self.stats = CollectorStats(generation, environment)
+        return [results[index] for index in range(len(episodes))]
+
+    def _prepare_turn(self, episode: _Episode, sampling: SamplingConfig, privileged: bool) -> StopReason | None:
+        """Render the next prompt; returns a reason when the episode must end instead."""
+        assert episode.observation is not None
+        used = sum(len(turn.response_ids) for turn in episode.turns)
+        limit = sampling.max_trajectory_tokens
+        episode.budget = min(sampling.max_completion_length, limit - used if limit else sampling.max_completion_length)
+        if episode.budget < 1:
+            return StopReason.TOKEN_BUDGET
+        episode.messages = self.suite.messages(episode.task, episode.history, episode.observation)
+        shown = episode.messages
+        context = self.suite.privileged_context(episode.task) if privileged else None
+        if context is not None:
+            shown = with_privileged_context(shown, context)
+        episode.prompt_ids = render_prompt(self.tokenizer, shown)
+        return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > sampling.max_prompt_length else None
+
+    def _generate(self, episodes: list[_Episode], sampling: SamplingConfig, seed: int, step: int) -> list[Sample]:
+        size = self.generation_batch_size or max(len(episodes), 1)
+        samples: list[Sample] = []
+        for start in range(0, len(episodes), size):
+            batch = episodes[start : start + size]
+            samples += self.sampler.sample(
+                [episode.prompt_ids for episode in batch],
+                sampling,
+                [(seed, step, episode.task.id, episode.rollout_index, len(episode.turns)) for episode in batch],
+                budgets=[episode.budget for episode in batch],
+                synced_gpus=self.synced_gpus,
+            )
+        return samples
+
+    def response_text(self, sample: Sample) -> str:
+        """The response's text without its closing end-of-sequence token."""
+        ids = sample.ids[:-1] if sample.stop_reason is StopReason.EOS else sample.ids
+        return self.sampler.decode(ids)
+
+    def _token_range(self, ids: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Token range of a character range, by bisection over decoded prefixes (no second tokenisation)."""
+        if span is None:
+            return None
+
+        def first_reaching(characters: int) -> int:
+            low, high = 0, len(ids)
+            while low < high:
+                middle = (low + high) // 2
+                if len(self.sampler.decode(ids[:middle])) >= characters:
+                    high = middle
+                else:
+                    low = middle + 1
+            return low
+
+        return max(first_reaching(span[0] + 1) - 1, 0), first_reaching(span[1])
+
+    def _record_turn(self, episode: _Episode, sample: Sample, parsed: Any, outcome: StepResult) -> None:
+        assert episode.observation is not None
+        observation = episode.observation
+        episode.turns.append(
+            Turn(
+                prompt_ids=episode.prompt_ids,
+                response_ids=sample.ids,
+                logprobs=sample.logprobs,
+                messages=tuple(episode.messages),
+                response=self.response_text(sample),
+                thinking=parsed.thinking,
+                action=parsed.action,
+                observation=observation.text,
+                admissible_actions=tuple(observation.admissible_actions),
+                reward=float(outcome.reward),
+                valid=bool(parsed.valid and outcome.valid),
+                stop_reason=sample.stop_reason,
+                thinking_tokens=self._token_range(sample.ids, parsed.thinking_span),
+                action_tokens=self._token_range(sample.ids, parsed.action_span),
+                anchor=observation.anchor,
+            )
+        )
+        episode.success = float(outcome.success)
+        episode.history.append(HistoryEntry(observation.text, parsed.action))
+        episode.observation = outcome.observation
+
+
+def _trajectory(episode: _Episode, reason: StopReason, failure: str | None, policy_version: int) -> Trajectory:
+    return Trajectory(
+        task_id=episode.task.id,
+        task_type=episode.task.type,
+        group_id=episode.group_id,
+        rollout_index=episode.rollout_index,
+        turns=tuple(episode.turns),
+        reward=sum(turn.reward for turn in episode.turns),
+        success=episode.success,
+        stop_reason=reason,
+        failure=failure,
+        policy_version=policy_version,
+    )

@@ -1,0 +1,274 @@
+"""Sampling from a Hugging Face model: explicit settings, one seed per response, log-probs of what was sampled."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+
+from .types import StopReason
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How responses are sampled; nothing is inherited from a model folder's generation config but its stop ids.
+
+    Args:
+        temperature: 0 is greedy; log-probs are those of ``softmax(logits / temperature)``.
+        top_p: nucleus mass in (0, 1]; 1 keeps all. Log-probs are of the untruncated distribution.
+        top_k: number of tokens kept; 0 keeps all.
+        max_completion_length: response tokens per turn, at most.
+        max_trajectory_tokens: response tokens per trajectory, at most; None for no limit.
+        max_prompt_length: prompt tokens per turn, at most; a longer prompt ends the episode with that cause.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_completion_length: int = 512
+    max_trajectory_tokens: int | None = None
+    max_prompt_length: int = 2048
+
+    def __post_init__(self) -> None:
+        rules: dict[str, tuple[bool, str]] = {
+            "temperature": (self.temperature >= 0, "be 0 (greedy) or more"),
+            "top_p": (0 < self.top_p <= 1, "lie in (0, 1]"),
+            "top_k": (self.top_k >= 0, "be 0 (off) or more"),
+            "max_completion_length": (self.max_completion_length >= 1, "be at least 1"),
+            "max_trajectory_tokens": (
+                self.max_trajectory_tokens is None or self.max_trajectory_tokens >= 1,
+                "be at least 1, or None for no limit",
+            ),
+            "max_prompt_length": (self.max_prompt_length >= 1, "be at least 1"),
+        }
+        for name, (ok, rule) in rules.items():
+            if not ok:
+                raise ValueError(f"SamplingConfig: {name} must {rule}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled response: its ids (stop ids included), their log-probs in nats, and why it ended."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: StopReason
+
+
+def response_uniforms(seed_parts: Sequence[int | str], length: int) -> np.ndarray:
+    """`length` uniforms in [0, 1), a pure function of `seed_parts`: the same on any machine and in any batch."""
+    digest = hashlib.blake2b(repr(tuple(seed_parts)).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little"))).random(length)
+
+
+class _InverseCdfSampler(LogitsProcessor):
+    """Picks each row's token from its own uniforms and leaves only that token possible, so that greedy decoding takes
+    it; a row's tokens then depend on its own seed and prompt, not on who shares the batch."""
+
+    def __init__(self, config: SamplingConfig, uniforms: Tensor):
+        self.temperature = config.temperature
+        self.uniforms = uniforms
+        self.warpers = [
+            *([TopKLogitsWarper(config.top_k)] if config.top_k else []),
+            *([TopPLogitsWarper(config.top_p)] if config.top_p < 1 else []),
+        ]
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        scores = scores.float() / (self.temperature or 1.0)
+        logprobs = scores.log_softmax(-1)
+        if self.temperature == 0:
+            token = scores.argmax(-1, keepdim=True)
+        else:
+            for warper in self.warpers:
+                scores = warper(cast(torch.LongTensor, input_ids), cast(torch.FloatTensor, scores))
+            cumulative = (logprobs if not self.warpers else scores.log_softmax(-1)).double().exp_().cumsum_(-1)
+            step = min(len(self.logprobs), self.uniforms.shape[1] - 1)
+            target = self.uniforms[:, step : step + 1] * cumulative[:, -1:]
+            token = torch.searchsorted(cumulative, target, right=True).clamp_(max=scores.shape[-1] - 1)
+        self.logprobs.append(logprobs.gather(-1, token).squeeze(-1))
+        return torch.full_like(scores, -torch.inf).scatter_(-1, token, 0.0)
+
+
+class StopWatch(StoppingCriteria):
+    """Ends a row at an end-of-sequence id, at a stop string or at its own budget, and remembers where and why."""
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        ends_stop_string: Tensor,
+        prompt_width: int,
+        budgets: Sequence[int],
+        stop_strings: Sequence[str],
+        eos_token_ids: Sequence[int],
+    ):
+        self.decode = decode
+        self.ends_stop_string = ends_stop_string
+        self.prompt_width = prompt_width
+        self.budgets = torch.tensor(budgets, device=ends_stop_string.device)
+        self.stop_strings = tuple(stop_strings)
+        self.eos_token_id = torch.tensor(list(eos_token_ids), dtype=torch.long, device=ends_stop_string.device)
+        self.ends: list[tuple[int, StopReason] | None] = [None] * len(budgets)
+        self.done = torch.zeros(len(budgets), dtype=torch.bool, device=ends_stop_string.device)
+        self.tail = 8 + max((len(s) for s in self.stop_strings), default=0)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        length = input_ids.shape[1] - self.prompt_width
+        last = input_ids[:, -1]
+        eos = torch.isin(last, self.eos_token_id)
+        spent = self.budgets <= length
+        suspects = ~self.done & (eos | spent | self.ends_stop_string[last])
+        for row in suspects.nonzero().flatten().tolist():
+            reason = None
+            if bool(eos[row]):
+                reason = StopReason.EOS
+            elif self.stop_strings and self._ends_with_stop_string(input_ids[row, self.prompt_width :]):
+                reason = StopReason.STOP_STRING
+            elif bool(spent[row]):
+                reason = StopReason.LENGTH
+            if reason is not None:
+                self.ends[row] = (length, reason)
+                self.done[row] = True
+        return self.done
+
+    def _ends_with_stop_string(self, response: Tensor) -> bool:
+        ids = response[-self.tail :].tolist()
+        text = self.decode(ids)
+        before = self.decode(ids[:-1])
+        return any(text.count(stop) > before.count(stop) for stop in self.stop_strings)
+
+
+@contextlib.contextmanager
+def _blank_generation_config(model: Any) -> Iterator[None]:
+    saved = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = saved
+
+
+class Sampler:
+    """Samples responses for a batch of prompts with Hugging Face ``generate``.
+
+    Args:
+        model: a causal language model (unwrapped from DDP or DeepSpeed).
+        tokenizer: its tokenizer, with a padding token.
+        stop_strings: a response ends right after the token that completes one of these.
+        eos_token_ids: end-of-sequence ids; None takes those of the tokenizer and of the model's generation config.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        stop_strings: Sequence[str] = (),
+        eos_token_ids: Sequence[int] | None = None,
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.stop_strings = tuple(stop_strings)
+        if eos_token_ids is None:
+            configured = model.generation_config.eos_token_id
+            listed = configured if isinstance(configured, list | tuple) else [configured]
+            eos_token_ids = sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None})
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._ends_stop_string = self._tokens_ending_stop_strings()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens included, nothing tidied up."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _tokens_ending_stop_strings(self) -> Tensor:
+        size = max(len(self.tokenizer), self.model.get_input_embeddings().num_embeddings)
+        flags = torch.zeros(size, dtype=torch.bool)
+        last_characters = {stop[-1] for stop in self.stop_strings}
+        if last_characters:
+            for token, index in self.tokenizer.get_vocab().items():
+                # raw vocabulary entries keep ASCII as it is in every tokenizer family, so a tag's last character shows
+                if any(character in token for character in last_characters):
+                    flags[index] = True
+        return flags
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        config: SamplingConfig,
+        seeds: Sequence[Sequence[int | str]],
+        *,
+        budgets: Sequence[int] | None = None,
+        synced_gpus: bool = False,
+    ) -> list[Sample]:
+        """Sample one response per prompt.
+
+        Args:
+            prompts: B token-id sequences of any lengths; left-padded here, with position ids to match.
+            config: temperature, top-p, top-k and the response budget.
+            seeds: B tuples; response b is a pure function of its prompt, the weights and ``seeds[b]``.
+            budgets: B response budgets, or None for ``config.max_completion_length`` each.
+            synced_gpus: every rank of a ZeRO-3 run keeps calling the model until all are done.
+
+        Raises:
+            ValueError: the numbers of prompts, seeds and budgets differ, or a prompt is empty.
+        """
+        if len(seeds) != len(prompts):
+            raise ValueError(f"Sampler.sample: seeds must have one entry per prompt, got {len(seeds)}, {len(prompts)}")
+        budgets = list(budgets) if budgets is not None else [config.max_completion_length] * len(prompts)
+        if len(budgets) != len(prompts) or min(budgets, default=1) < 1:
+            raise ValueError(f"Sampler.sample: budgets must be {len(prompts)} positive numbers, got {budgets}")
+        if not prompts:
+            return []
+        if min(len(prompt) for prompt in prompts) == 0:
+            raise ValueError("Sampler.sample: prompts must not be empty; render them with the chat template")
+        device = self.model.get_input_embeddings().weight.device
+        width, length = max(len(prompt) for prompt in prompts), max(budgets)
+        ids = torch.full((len(prompts), width), self.tokenizer.pad_token_id, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
+            mask[row, width - len(prompt) :] = 1
+        uniforms = np.stack([response_uniforms(seed, length) for seed in seeds])
+        sampler = _InverseCdfSampler(config, torch.from_numpy(uniforms).to(device))
+        watch = StopWatch(
+            self.decode, self._ends_stop_string.to(device), width, budgets, self.stop_strings, self.eos_token_ids
+        )
+        settings = GenerationConfig(
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=length,
+            use_cache=True,
+            pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=None,
+            bos_token_id=None,
+        )
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with _blank_generation_config(self.model):
+                output = self.model.generate(
+                    input_ids=ids.to(device),
+                    attention_mask=mask.to(device),
+                    generation_config=settings,
+                    logits_processor=LogitsProcessorList([sampler]),
+                    stopping_criteria=StoppingCriteriaList([watch]),
+                    synced_gpus=synced_gpus,
+                )
+        finally:
+            self.model.train(was_training)
+        sampled = output[:, width:].tolist()
+        logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
+        samples = []
+        for row, end in enumerate(watch.ends):
+            stop, reason = end if end is not None else (budgets[row], StopReason.LENGTH)
+            samples.append(Sample(tuple(sampled[row][:stop]), tuple(logprobs[row][:stop]), reason))
+        return samples

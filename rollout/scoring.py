@@ -1,0 +1,214 @@
+"""Log-probs of given response ids under any context, never materialising [rows, tokens, vocabulary] logits at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """A right-padded micro-batch of prompt + response rows, and where its response tokens are predicted.
+
+    Args:
+        input_ids: ``[B, S]`` int64, right-padded. Under causal attention pads never reach a real token, so no mask
+            is needed and positions count from 0.
+        positions: ``[n]`` int64 into the flattened ``[B * S]``: the token *before* each response token.
+        targets: ``[n]`` int64, the response tokens, row by row.
+        lengths: B response lengths; they sum to n.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    targets: Tensor
+    lengths: tuple[int, ...]
+
+
+def pack_rows(prompts: Sequence[Ids], responses: Sequence[Ids], pad_token_id: int, device: Any = "cpu") -> PackedRows:
+    """Pack B rows into one right-padded batch; prompts and responses must not be empty."""
+    rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+    width = max(len(row) for row in rows)
+    input_ids = torch.tensor([row + [pad_token_id] * (width - len(row)) for row in rows], dtype=torch.long)
+    positions = torch.cat(
+        [
+            torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1) + index * width
+            for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
+        ]
+    )
+    targets = torch.tensor([token for response in responses for token in response], dtype=torch.long)
+    lengths = tuple(len(response) for response in responses)
+    return PackedRows(input_ids.to(device), positions.to(device), targets.to(device), lengths)
+
+
+def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group rows of similar length so that rows x longest row stays within `max_tokens`; longest first.
+
+    A row longer than `max_tokens` gets a micro-batch of its own. Every index appears exactly once; the plan is a pure
+    function of its arguments.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"plan_micro_batches: max_tokens must be at least 1, got {max_tokens}")
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    plan: list[list[int]] = []
+    for index in order:
+        if plan and lengths[plan[-1][0]] * (len(plan[-1]) + 1) <= max_tokens:
+            plan[-1].append(index)
+        else:
+            plan.append([index])
+    return plan
+
+
+class PolicyScorer(nn.Module):
+    """A causal language model seen as a scorer: token ids in, log-probs of chosen tokens out.
+
+    Wrap the policy in this *before* ``accelerator.prepare``, so that data-parallel hooks see every forward. Hidden
+    states are computed once; logits only at response positions, `chunk_tokens` at a time, in float32, and recomputed in
+    the backward pass instead of being kept.
+
+    Args:
+        model: a Hugging Face causal language model (or a peft model around one).
+        chunk_tokens: response tokens whose logits exist at once.
+    """
+
+    def __init__(self, model: Any, *, chunk_tokens: int = 4096):
+        super().__init__()
+        if chunk_tokens < 1:
+            raise ValueError(f"PolicyScorer: chunk_tokens must be at least 1, got {chunk_tokens}")
+        self.model = model
+        self.chunk_tokens = chunk_tokens
+        self.train(model.training)
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        text = base.config.get_text_config()
+        self._softcap = getattr(text, "final_logit_softcapping", None)
+        # Cohere multiplies its logits by logit_scale, Granite divides them by logits_scaling
+        self._scale = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
+        if base.get_output_embeddings() is None:
+            raise ValueError(
+                f"PolicyScorer: model must have an output embedding, got {type(base).__name__}; "
+                "load it with AutoModelForCausalLM"
+            )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float = 1.0,
+        entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Score ``targets`` at ``positions`` (see `PackedRows`).
+
+        Returns:
+            ``logprobs [n]`` float32 of ``softmax(logits / temperature)``, in nats, and ``entropy [n]`` (or None).
+        """
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        hidden = base.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
+        hidden = hidden.flatten(0, 1)[positions]
+        head = base.get_output_embeddings()
+        logprobs, entropies = [], []
+        for start in range(0, len(targets), self.chunk_tokens):
+            chunk = slice(start, start + self.chunk_tokens)
+            arguments = (head, hidden[chunk], targets[chunk], temperature, entropy)
+            # one chunk is small enough to keep; with more, keeping them all would be the tensor we avoid
+            if torch.is_grad_enabled() and len(targets) > self.chunk_tokens:
+                score, ent = checkpoint(self._score_chunk, *arguments, use_reentrant=False)  # type: ignore[misc]
+            else:
+                score, ent = self._score_chunk(*arguments)
+            logprobs.append(score)
+            entropies.append(ent)
+        return torch.cat(logprobs), torch.cat(entropies) if entropy else None
+
+    def _score_chunk(
+        self, head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        logits = head(hidden).float()
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        if self._softcap:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        if temperature not in (0.0, 1.0):
+            logits = logits / temperature
+        log_all = logits.log_softmax(-1)
+        score = log_all.gather(-1, targets[:, None]).squeeze(-1)
+        return score, -(log_all.exp() * log_all).sum(-1) if entropy else None
+
+
+@dataclass(frozen=True)
+class ResponseScores:
+    """Scores of M responses, padded on the right.
+
+    Args:
+        logprobs: ``[M, T]`` float32 on the CPU, nats; 0 outside ``mask``.
+        mask: ``[M, T]`` bool, True where a response token stands.
+        entropy: ``[M, T]`` float32, nats, or None.
+    """
+
+    logprobs: Tensor
+    mask: Tensor
+    entropy: Tensor | None = None
+
+
+@torch.no_grad()
+def score_responses(
+    scorer: Any,
+    prompts: Sequence[Ids],
+    responses: Sequence[Ids],
+    *,
+    pad_token_id: int,
+    temperature: float = 1.0,
+    max_tokens: int = 16384,
+    entropy: bool = False,
+    min_batches: int = 0,
+) -> ResponseScores:
+    """Log-probs of M responses, each under its own prompt, in length-bucketed micro-batches.
+
+    Args:
+        scorer: a `PolicyScorer`, bare or wrapped by DDP or DeepSpeed.
+        prompts: M prompts; the student's, or the teacher's for the same responses.
+        responses: M responses, the sampled ids.
+        pad_token_id: any id; pads are never read.
+        temperature: the sampling temperature (log-probs follow it); 0 is scored at 1.
+        max_tokens: rows x longest row in one forward pass.
+        entropy: also return the entropy at every response position.
+        min_batches: run at least this many forward passes, for ranks that must keep in step (ZeRO-3).
+
+    Raises:
+        ValueError: the numbers of prompts and responses differ, or one of them is empty.
+    """
+    if len(prompts) != len(responses):
+        raise ValueError(
+            f"score_responses: responses must have one entry per prompt, got {len(responses)} for {len(prompts)}"
+        )
+    if any(len(ids) == 0 for ids in (*prompts, *responses)):
+        raise ValueError("score_responses: prompts and responses must not be empty; drop such turns first")
+    module = scorer.module if hasattr(scorer, "module") else scorer
+    device = module.model.get_input_embeddings().weight.device
+    width = max((len(response) for response in responses), default=0)
+    mask = torch.arange(width)[None] < torch.tensor([len(r) for r in responses], dtype=torch.long)[:, None]
+    logprobs = torch.zeros(len(responses), width)
+    entropies = torch.zeros(len(responses), width) if entropy else None
+    plan = plan_micro_batches([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], max_tokens)
+    was_training = module.training
+    module.eval()
+    try:
+        for rows in plan:
+            packed = pack_rows([prompts[i] for i in rows], [responses[i] for i in rows], pad_token_id, device)
+            score, ent = scorer(packed.input_ids, packed.positions, packed.targets, temperature, entropy)
+            index = torch.tensor(rows)
+            inside = mask[index]
+            logprobs[index] = logprobs[index].masked_scatter(inside, score.float().cpu())
+            if entropies is not None and ent is not None:
+                entropies[index] = entropies[index].masked_scatter(inside, ent.float().cpu())
+        for _ in range(len(plan), min_batches):
+            packed = pack_rows([[0]], [[0]], pad_token_id, device)
+            scorer(packed.input_ids, packed.positions, packed.targets, temperature, False)
+    finally:
+        module.train(was_training)
+    return ResponseScores(logprobs, mask, entropies)

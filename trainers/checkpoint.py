@@ -1,0 +1,98 @@
+"""Checkpoints that are whole or not there: written beside, checksummed, renamed; the newest good one is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d+)$")
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _slow(file)
+
+
+def _slow(file) -> str:  # Python 3.10 has no file_digest
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def checkpoint_folder(root: Path, step: int) -> Path:
+    """Where the checkpoint of an update lies."""
+    return root / f"step-{step:06d}"
+
+
+def write_checkpoint(root: Path, step: int, write: Callable[[Path], None]) -> Path:
+    """Let `write` fill a temporary folder, add checksums, and rename it into place.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; earlier checkpoints are untouched.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    final = checkpoint_folder(root, step)
+    temporary = root / f".{final.name}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        write(temporary)
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        sums = {str(path.relative_to(temporary)): _digest(path) for path in files}
+        with open(temporary / MANIFEST, "w", encoding="utf-8") as file:
+            json.dump(sums, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return final
+
+
+def verify_checkpoint(folder: Path) -> str | None:
+    """None when every file is there with its checksum, else what is wrong."""
+    try:
+        sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        return f"{MANIFEST} is missing or unreadable ({type(error).__name__})"
+    for name, digest in sums.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if _digest(folder / name) != digest:
+            return f"{name} does not match its checksum"
+    return None
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """Checkpoint folders under `root`, oldest first; unfinished temporary ones are not among them."""
+    found = [path for path in root.glob("step-*") if path.is_dir() and _NAME.search(path.name)]
+    return sorted(found, key=lambda path: int(_NAME.search(path.name).group(1)))  # type: ignore[union-attr]
+
+
+def latest_checkpoint(root: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that verifies, and a line about each newer one that does not."""
+    complaints = []
+    for folder in reversed(list_checkpoints(root)):
+        problem = verify_checkpoint(folder)
+        if problem is None:
+            return folder, complaints
+        complaints.append(f"{folder.name}: {problem}")
+    return None, complaints
+
+
+def prune_checkpoints(root: Path, limit: int, keep: Path | None = None) -> None:
+    """Remove the oldest checkpoints beyond `limit`, never the newest good one nor `keep`."""
+    good, _ = latest_checkpoint(root)
+    spare = {good, keep}
+    for folder in list_checkpoints(root)[:-limit]:
+        if folder not in spare:
+            shutil.rmtree(folder)

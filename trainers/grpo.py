@@ -1,0 +1,544 @@
+"""The training loop: rollouts, scores, credit, clipped objective, one optimiser step; read top to bottom.
+
+Departs from the papers' released code where METHODS section 7 says it must: the success rate is a fraction, statistics
+count trajectories, teacher prompts are built from messages, no padded copy of a row exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from ..credit import Credit, CreditInputs, get_credit, invalid_action_residual
+from ..envs import Task, TaskSuite
+from ..rollout.collector import RolloutCollector
+from ..rollout.io import save_trajectories
+from ..rollout.scoring import PolicyScorer
+from ..rollout.types import Trajectory
+from .batch import TurnBatch, anchor_ids, make_batch, span_mask, usable
+from .callbacks import TrainerCallback
+from .checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
+from .config import GRPOConfig
+from .loggers import MetricsLogger, readable
+from .metrics import rollout_metrics
+from .optimization import TrainRows, accumulate_gradients, apply_gradients, learning_rate
+from .recipes import get_recipe
+from .resume import check_resumable, fingerprint, load_rng_state, rng_state
+from .scores import ScoringSettings, score_rows, score_teacher, teacher_prompts
+
+logger = logging.getLogger(__name__)
+
+
+class GRPOTrainer:
+    """Trains a causal language model on a task suite with turn-level credit.
+
+    Args:
+        model: a Hugging Face causal language model; trained in place.
+        tokenizer: its tokenizer, with a chat template and a padding token.
+        suite: the task suite.
+        config: see `GRPOConfig`.
+        train_tasks, eval_tasks: instead of ``suite.tasks("train")`` and ``suite.tasks("eval")``.
+        accelerator: an `accelerate.Accelerator`; None makes one.
+        ref_model: the frozen reference of the KL term; None copies the model as it is now (only if beta > 0).
+        callbacks: see `TrainerCallback`.
+        progress: show a progress bar over episodes and turns on the main process.
+
+    Raises:
+        ValueError: no tasks, fewer tasks than ``num_tasks``, overlapping training and evaluation tasks, an unknown
+            credit method or option, a tokenizer without chat template or padding token, or a launch for several
+            processes that came up as one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        suite: TaskSuite,
+        config: GRPOConfig,
+        *,
+        train_tasks: Sequence[Task] | None = None,
+        eval_tasks: Sequence[Task] | None = None,
+        accelerator: Accelerator | None = None,
+        ref_model: Any = None,
+        callbacks: Sequence[TrainerCallback] = (),
+        progress: bool = False,
+    ):
+        self.config = config
+        self.suite = suite
+        self.tokenizer = tokenizer
+        self.callbacks = list(callbacks)
+        self.progress = progress
+        self.recipe = get_recipe(config.credit)
+        self.credit = get_credit(self.recipe.credit, **{**self.recipe.credit_options, **config.credit_options})
+        self.train_tasks = list(suite.tasks("train") if train_tasks is None else train_tasks)
+        self.eval_tasks = list(suite.tasks("eval") if eval_tasks is None else eval_tasks)[: config.num_eval_tasks]
+        self._check_tasks()
+        self.accelerator = accelerator or Accelerator()
+        if self.accelerator.num_processes > config.num_tasks:
+            raise ValueError(
+                f"GRPOTrainer: num_tasks must be at least one per process, got {config.num_tasks} for "
+                f"{self.accelerator.num_processes} processes"
+            )
+        self.folder = Path(config.output_dir)
+        self.step = 0
+        self.skipped_steps = 0
+        self.best: dict[str, float] = {}
+
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0  # a first update's ratio must be 1
+        self.reference = None
+        if config.beta > 0:
+            frozen = copy.deepcopy(model) if ref_model is None else ref_model
+            self.reference = PolicyScorer(frozen.eval().requires_grad_(False)).to(self.accelerator.device)
+        scorer = PolicyScorer(model)
+        optimizer = torch.optim.AdamW(
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+        )
+        self.scorer, self.optimizer = self.accelerator.prepare(scorer, optimizer)
+        self.model = self.accelerator.unwrap_model(self.scorer).model
+        share = -(-config.num_tasks * config.num_generations // self.accelerator.num_processes)
+        self.collector = RolloutCollector(
+            self.model,
+            tokenizer,
+            suite,
+            config.sampling,
+            num_envs=min(config.num_envs, max(share, 1)),
+            num_workers=config.num_workers,
+        )
+
+    def _check_tasks(self) -> None:
+        config = self.config
+        if not self.train_tasks:
+            raise ValueError(
+                "GRPOTrainer: train_tasks must not be empty; check the suite's data folder and split names"
+            )
+        if len(self.train_tasks) < config.num_tasks:
+            raise ValueError(
+                f"GRPOTrainer: train_tasks must hold at least num_tasks = {config.num_tasks}, got "
+                f"{len(self.train_tasks)}; lower num_tasks or provide more tasks"
+            )
+        shared = {task.id for task in self.train_tasks} & {task.id for task in self.eval_tasks}
+        if shared:
+            raise ValueError(
+                f"GRPOTrainer: eval_tasks must not overlap train_tasks, got {len(shared)} in both, "
+                f"such as {min(shared)!r}; the evaluation panel must be held out"
+            )
+
+    # ---- the loop
+
+    def train(self, resume_from: str | bool | None = None, *, allow_changed_config: bool = False) -> dict[str, float]:
+        """Run updates until ``max_steps``; returns the last evaluation's metrics.
+
+        Args:
+            resume_from: True for the newest good checkpoint under ``output_dir`` (a fresh start when there is none), or
+                the folder of one.
+            allow_changed_config: resume although an option that matters differs from the checkpoint's.
+        """
+        if resume_from:
+            self.resume(resume_from, allow_changed_config=allow_changed_config)
+        log = self._logger(resumed=bool(resume_from) and self.step > 0)
+        evaluation: dict[str, float] = {}
+        if self.step == 0:
+            evaluation = self.evaluate()
+            if log is not None:
+                log.log(0, evaluation)
+        while self.step < self.config.max_steps:
+            metrics = self.train_step()
+            last = self.step == self.config.max_steps
+            if last or (self.config.eval_steps and self.step % self.config.eval_steps == 0):
+                evaluation = self.evaluate()
+                metrics |= evaluation
+            for callback in self.callbacks:
+                callback.on_step_end(self, metrics)
+            if log is not None:
+                log.log(self.step, metrics)
+            if last or (self.config.save_steps and self.step % self.config.save_steps == 0):
+                self.save()
+        return evaluation
+
+    def train_step(self) -> dict[str, float]:
+        """One update: rollouts, scores, credit, optimiser steps. Returns its metrics, equal on every process."""
+        clock = _Clock()
+        trajectories = self.rollout(self.tasks_of(self.step))
+        for callback in self.callbacks:
+            callback.on_rollout(self, trajectories)
+        stats = self.collector.stats
+        times = {"generation": stats.generation_seconds, "environment": stats.environment_seconds}
+        clock.lap()
+        try:
+            with self._keep_rollouts(trajectories):
+                batch = make_batch(usable(trajectories))
+                rows, metrics = self._score_and_credit(batch)
+                times["scoring"] = clock.lap()
+                metrics |= self._optimise(rows)
+                times["training"] = clock.lap()
+        finally:
+            self._write_completions(trajectories)
+        metrics |= rollout_metrics(self._gathered(trajectories))
+        metrics |= {f"time/{name}_seconds": value for name, value in times.items()}
+        metrics["time/total_seconds"] = clock.total()
+        self.step += 1
+        return metrics
+
+    def tasks_of(self, step: int) -> list[Task]:
+        """The tasks of an update, a pure function of the step: seeded permutations, never a task twice in an update."""
+        size = self.config.num_tasks
+        per_epoch = len(self.train_tasks) // size
+        epoch, position = divmod(step, per_epoch)
+        order = np.random.default_rng([self.config.seed, epoch]).permutation(len(self.train_tasks))
+        return [self.train_tasks[i] for i in order[position * size : (position + 1) * size]]
+
+    def rollout(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        """Play this process's share of the tasks; all rollouts of a task stay on one process."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        mine = list(tasks)[rank::world]
+        total = len(mine) * self.config.num_generations
+        with self._bar(total, f"update {self.step + 1} rollouts") as bar, self._generation():
+            trajectories = self.collector.collect(
+                mine,
+                self.config.num_generations,
+                seed=self.config.seed,
+                step=self.step,
+                privileged=self.recipe.student_context == "privileged",
+                progress=bar,
+            )
+        # group ids count over the whole update: task j of this process is task rank + j * world of all
+        return [replace(t, group_id=rank + t.group_id * world) for t in trajectories]
+
+    def _score_and_credit(self, batch: TurnBatch) -> tuple[TrainRows, dict[str, float]]:
+        settings = self._scoring_settings()
+        recompute = self.config.recompute_logprobs
+        if recompute is None:
+            recompute = next(self.model.parameters()).dtype != torch.float32 or (
+                self.accelerator.mixed_precision not in ("no", None)
+            )
+        old = score_rows(self.scorer, batch, settings) if recompute else batch.sampled_logprobs
+        metrics: dict[str, float] = {}
+        if recompute and len(batch.turns):
+            drift = (old - batch.sampled_logprobs).abs().masked_select(batch.response_mask)
+            metrics["train/sampling_drift"] = float(drift.mean())
+        teacher = None
+        if "teacher_logprobs" in self.credit.requires or self.recipe.auxiliary is not None:
+            contexts = [self.suite.privileged_context(self._task(t)) for t in batch.trajectories]
+            limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+            scores = score_teacher(
+                self.scorer, batch, teacher_prompts(self.tokenizer, batch, contexts), old, settings, limit
+            )
+            teacher = scores.logprobs
+            metrics["teacher/rows"] = float(scores.scored)
+            metrics["teacher/identical_rows"] = float(scores.identical)
+            metrics["teacher/over_length_rows"] = float(scores.over_length)
+        reference = score_rows(self.reference, batch, settings) if self.reference is not None else None
+        inputs = self._credit_inputs(batch, old, teacher)
+        credit = self._credit_of(inputs)
+        for callback in self.callbacks:
+            callback.on_credit(self, inputs, credit)
+        advantages = credit.advantages.float()
+        if self.config.invalid_action_penalty and len(batch.turns):
+            residual = invalid_action_residual(inputs, coef=self.config.invalid_action_penalty)
+            advantages = torch.where(batch.response_mask, advantages + residual.float()[:, None], advantages)
+        groups, index = torch.unique(batch.group_ids, return_inverse=True)
+        moved = torch.zeros(len(groups), dtype=torch.bool)
+        moved[index[batch.trajectory_ids[(advantages != 0).any(1)]]] = True
+        metrics |= {f"credit/{name}": value for name, value in credit.metrics.items()}
+        metrics["credit/groups"] = float(len(groups))
+        metrics["credit/groups_without_advantage"] = float((~moved).sum())
+        rows = TrainRows(
+            batch.prompts,
+            batch.responses,
+            batch.response_mask,
+            batch.trajectory_ids,
+            moved[index[batch.trajectory_ids]],
+            advantages,
+            old,
+            reference,
+            teacher,
+        )
+        return rows, self._mean_over_processes(metrics, len(batch.trajectories))
+
+    def _credit_inputs(self, batch: TurnBatch, student: Tensor, teacher: Tensor | None) -> CreditInputs:
+        needs = self.credit.requires
+        return CreditInputs(
+            response_mask=batch.response_mask,
+            trajectory_ids=batch.trajectory_ids,
+            turn_ids=batch.turn_ids,
+            group_ids=batch.group_ids,
+            rewards=torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
+            successes=torch.tensor([t.success for t in batch.trajectories], dtype=torch.float32),
+            student_logprobs=student,
+            teacher_logprobs=teacher,
+            valid_actions=torch.tensor([turn.valid for turn in batch.turns], dtype=torch.bool),
+            span_mask=span_mask(batch, "action_only") if "span_mask" in needs else None,
+            anchor_ids=anchor_ids(batch) if "anchor_ids" in needs else None,
+            turn_rewards=torch.tensor([turn.reward for turn in batch.turns], dtype=torch.float32),
+        )
+
+    def _credit_of(self, inputs: CreditInputs) -> Credit:
+        if len(inputs.trajectory_ids) == 0:
+            return Credit(torch.zeros(inputs.response_mask.shape), torch.zeros(0))
+        return self.credit(inputs, step=self.step)
+
+    def _optimise(self, rows: TrainRows) -> dict[str, float]:
+        """One or more epochs of minibatches; trajectories stay whole, every process takes the same steps."""
+        config = self.config
+        collected: list[dict[str, float]] = []
+        for iteration in range(config.num_iterations):
+            labels = torch.unique(rows.trajectory_ids)
+            if config.num_minibatches > 1:
+                order = np.random.default_rng([config.seed, self.step, iteration]).permutation(len(labels))
+                labels = labels[torch.from_numpy(order)]
+            for part in range(config.num_minibatches):
+                chosen = torch.isin(rows.trajectory_ids, labels[part :: config.num_minibatches])
+                metrics = accumulate_gradients(
+                    self.accelerator,
+                    self.scorer,
+                    rows.select(chosen.nonzero().flatten()),
+                    config,
+                    pad_token_id=self.tokenizer.pad_token_id,
+                    auxiliary=self.recipe.auxiliary,
+                )
+                if metrics is None:
+                    continue
+                lr = learning_rate(self.step, config)
+                metrics["grad_norm"] = apply_gradients(
+                    self.accelerator, self.scorer, self.optimizer, lr, config.max_grad_norm
+                )
+                metrics["learning_rate"] = lr
+                self._check_finite(metrics)
+                collected.append(metrics)
+        names = {name for metrics in collected for name in metrics}
+        result = {f"train/{name}": float(np.mean([m[name] for m in collected if name in m])) for name in sorted(names)}
+        result["train/optimizer_steps"] = float(len(collected))
+        result["train/skipped_steps"] = float(self.skipped_steps)
+        return result
+
+    def _check_finite(self, metrics: dict[str, float]) -> None:
+        if math.isfinite(metrics["grad_norm"]) and math.isfinite(metrics["loss"]):
+            return
+        self.skipped_steps += 1
+        logger.warning(
+            "update %d: loss %s, gradient norm %s; the step was left out (%d so far)",
+            self.step + 1,
+            metrics["loss"],
+            metrics["grad_norm"],
+            self.skipped_steps,
+        )
+        if self.skipped_steps > self.config.max_skipped_steps:
+            raise FloatingPointError(
+                f"GRPOTrainer: loss and gradient must be finite, got {metrics['loss']} and {metrics['grad_norm']} at "
+                f"update {self.step + 1}, {self.skipped_steps} times in all; the rollouts were saved for inspection"
+            )
+
+    # ---- evaluation
+
+    def evaluate(self, tasks: Sequence[Task] | None = None, *, privileged: bool = False) -> dict[str, float]:
+        """Play the fixed panel once per task; the same tasks and seeds whatever the batch size or number of processes.
+
+        Args:
+            tasks: instead of the panel.
+            privileged: with the teacher's context in the prompt.
+
+        Returns:
+            ``eval/success``, per-type success, turns, validity; ``eval_privileged/...`` with privileged context.
+        """
+        panel = list(self.eval_tasks if tasks is None else tasks)
+        if not panel:
+            return {}
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        mine = panel[rank::world]
+        sampling = replace(self.config.sampling, temperature=self.config.eval_temperature)
+        trajectories: list[Trajectory] = []
+        with self._bar(len(mine), "evaluation") as bar, self._generation():
+            if mine:
+                trajectories = self.collector.collect(
+                    mine, 1, seed=-1, privileged=privileged, sampling=sampling, progress=bar
+                )
+        metrics = rollout_metrics(self._gathered(trajectories), "eval_privileged" if privileged else "eval")
+        success = metrics.get("eval/success")
+        if success is not None and tasks is None and success >= self.best.get("success", -1.0):
+            self.best = {"success": success, "step": float(self.step)}
+        for callback in self.callbacks:
+            callback.on_evaluate(self, metrics)
+        return metrics
+
+    # ---- checkpoints
+
+    def save(self) -> Path:
+        """Write a checkpoint of the model (safetensors), the optimiser and everything that resuming needs."""
+        root = self.folder / "checkpoints"
+        state = self.accelerator.get_state_dict(self.scorer)
+        rng = gather_object([rng_state()])
+        if self.accelerator.is_main_process:
+
+            def write(folder: Path) -> None:
+                weights = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+                self.model.save_pretrained(folder / "model", state_dict=weights, safe_serialization=True)
+                self.tokenizer.save_pretrained(folder / "model")
+                torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+                torch.save(rng, folder / "rng.pt")
+                trainer_state = {
+                    "step": self.step,
+                    "skipped_steps": self.skipped_steps,
+                    "best": self.best,
+                    "config": asdict(self.config),
+                    "fingerprint": fingerprint(self.tokenizer, self.train_tasks, self.eval_tasks),
+                    "num_processes": self.accelerator.num_processes,
+                }
+                (folder / "trainer_state.json").write_text(json.dumps(trainer_state, indent=1), encoding="utf-8")
+
+            folder = write_checkpoint(root, self.step, write)
+            prune_checkpoints(root, self.config.save_total_limit, keep=folder)
+        self.accelerator.wait_for_everyone()
+        for callback in self.callbacks:
+            callback.on_save(self, str(root))
+        return root
+
+    def resume(self, source: str | bool, *, allow_changed_config: bool = False) -> None:
+        """Load a checkpoint: weights, optimiser, RNG, step, best-so-far. See `train`.
+
+        Raises:
+            FileNotFoundError: `source` names no checkpoint.
+            ValueError: it is damaged, or its tokenizer, tasks or options differ from this run's.
+        """
+        if source is True:
+            folder, complaints = latest_checkpoint(self.folder / "checkpoints")
+            for complaint in complaints:
+                logger.warning("checkpoint left aside: %s", complaint)
+            if folder is None:
+                return
+        else:
+            folder = Path(str(source))
+            if not folder.is_dir():
+                raise FileNotFoundError(f"GRPOTrainer.resume: source must be a checkpoint folder, got {folder}")
+            problem = verify_checkpoint(folder)
+            if problem is not None:
+                raise ValueError(f"GRPOTrainer.resume: source must be a whole checkpoint, but in {folder} {problem}")
+        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+        mine = fingerprint(self.tokenizer, self.train_tasks, self.eval_tasks)
+        check_resumable(state, asdict(self.config), mine, allow_changed_config)
+        self._load_weights(folder / "model")
+        self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
+        rng = torch.load(folder / "rng.pt", weights_only=True)
+        if state["num_processes"] == self.accelerator.num_processes:
+            load_rng_state(rng[self.accelerator.process_index])
+        self.step, self.skipped_steps, self.best = state["step"], state["skipped_steps"], state["best"]
+
+    def _load_weights(self, folder: Path) -> None:
+        loaded = type(self.model).from_pretrained(folder, dtype=next(self.model.parameters()).dtype)
+        self.model.load_state_dict(loaded.state_dict())
+
+    # ---- small parts
+
+    def close(self) -> None:
+        """Stop the environment processes."""
+        self.collector.close()
+
+    def __enter__(self) -> GRPOTrainer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _task(self, trajectory: Trajectory) -> Task:
+        return Task(trajectory.task_id, trajectory.task_type)
+
+    def _scoring_settings(self) -> ScoringSettings:
+        return ScoringSettings(
+            self.tokenizer.pad_token_id, self.config.sampling.temperature or 1.0, self.config.micro_batch_tokens
+        )
+
+    @contextlib.contextmanager
+    def _generation(self):
+        """Sampling sees the same precision as scoring."""
+        with self.accelerator.autocast():
+            yield
+
+    @contextlib.contextmanager
+    def _bar(self, total: int, description: str):
+        if not (self.progress and self.accelerator.is_main_process):
+            yield None
+            return
+        from tqdm import tqdm
+
+        with tqdm(total=total, desc=description, unit="episode", leave=False) as bar:
+            yield bar
+
+    @contextlib.contextmanager
+    def _keep_rollouts(self, trajectories: Sequence[Trajectory]):
+        """A finished rollout is never lost: an error after it leaves the trajectories on disk."""
+        try:
+            yield
+        except Exception:
+            name = f"failed-update-{self.step + 1:06d}-process-{self.accelerator.process_index}.jsonl.gz"
+            with contextlib.suppress(OSError):
+                path = save_trajectories(trajectories, self.folder / name)
+                logger.error("update %d failed; its rollouts are in %s", self.step + 1, path)
+            raise
+
+    def _write_completions(self, trajectories: Sequence[Trajectory]) -> None:
+        if not (self.config.log_completions and self.accelerator.is_main_process):
+            return
+        text = "\n".join(readable(t) for t in trajectories[: self.config.log_completions])
+        path = self.folder / "completions" / f"step-{self.step + 1:06d}.txt"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            logger.warning("completions of update %d could not be written: %s", self.step + 1, error)
+
+    def _logger(self, resumed: bool) -> MetricsLogger | None:
+        if not self.accelerator.is_main_process:
+            return None
+        return MetricsLogger(self.folder, self.config.report_to, self.config, self.step if resumed else None)
+
+    def _gathered(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Every process's trajectories without their tokens' weight: metrics need no ids."""
+        if self.accelerator.num_processes == 1:
+            return list(trajectories)
+        return gather_object(list(trajectories))
+
+    def _mean_over_processes(self, metrics: dict[str, float], weight: int) -> dict[str, float]:
+        """Means weighted by trajectories, so that the number does not depend on how tasks were spread."""
+        if self.accelerator.num_processes == 1:
+            return metrics
+        everyone = gather_object([(weight, metrics)])
+        names = sorted({name for _, values in everyone for name in values})
+        result = {}
+        for name in names:
+            pairs = [(w, values[name]) for w, values in everyone if name in values and w]
+            counts = name in ("credit/groups", "credit/groups_without_advantage") or name.startswith("teacher/")
+            if counts:
+                result[name] = float(sum(value for _, value in pairs))
+            elif pairs:
+                result[name] = float(np.average([v for _, v in pairs], weights=[w for w, _ in pairs]))
+        return result
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        elapsed, self.last = now - self.last, now
+        return elapsed
+
+    def total(self) -> float:
+        return time.perf_counter() - self.start

@@ -1,0 +1,267 @@
+"""One optimiser step over rows of turns: global denominators, micro-batches in step on every process, one reduction."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..rollout.scoring import pack_rows, plan_micro_batches
+from .config import GRPOConfig
+from .losses import clipped_policy_loss, kl_k3, loss_coefficients, sdar_loss, skill_sd_loss
+
+
+@dataclass(frozen=True)
+class TrainRows:
+    """The rows of one optimiser step on this process; may be none at all.
+
+    Args:
+        prompts, responses: M token-id sequences each.
+        response_mask: ``[M, T]`` bool.
+        trajectory_ids: ``[M]`` int64, any labels.
+        active: ``[M]`` bool, False for rows of groups without any advantage.
+        advantages, old_logprobs: ``[M, T]`` float32.
+        ref_logprobs, teacher_logprobs: ``[M, T]`` float32, or None where the loss has no such term.
+    """
+
+    prompts: list[tuple[int, ...]]
+    responses: list[tuple[int, ...]]
+    response_mask: Tensor
+    trajectory_ids: Tensor
+    active: Tensor
+    advantages: Tensor
+    old_logprobs: Tensor
+    ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+
+    def select(self, rows: Tensor) -> TrainRows:
+        """The rows of an index tensor, in its order."""
+        index = rows.tolist()
+
+        def take(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value[rows]
+
+        return TrainRows(
+            [self.prompts[i] for i in index],
+            [self.responses[i] for i in index],
+            self.response_mask[rows],
+            self.trajectory_ids[rows],
+            self.active[rows],
+            self.advantages[rows],
+            self.old_logprobs[rows],
+            take(self.ref_logprobs),
+            take(self.teacher_logprobs),
+        )
+
+
+@dataclass(frozen=True)
+class AuxiliaryLoss:
+    """A distillation term beside the policy gradient.
+
+    Args:
+        kind: ``"sdar"`` or ``"skill_sd"``.
+        coef: its weight in the loss.
+        beta: SDAR's gate; 0 is OPSD's ungated term.
+        policy_weight: weight of the policy gradient; 0 leaves the auxiliary term alone (OPSD).
+    """
+
+    kind: str
+    coef: float
+    beta: float = 5.0
+    policy_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("sdar", "skill_sd"):
+            raise ValueError(f'AuxiliaryLoss: kind must be "sdar" or "skill_sd", got {self.kind!r}')
+
+
+def _micro_batches(rows: TrainRows, config: GRPOConfig) -> list[list[int]]:
+    lengths = [len(p) + len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
+    plan = plan_micro_batches(lengths, config.micro_batch_tokens)
+    limit = config.per_device_train_batch_size
+    return plan if limit is None else [b[i : i + limit] for b in plan for i in range(0, len(b), limit)]
+
+
+def _terms(
+    rows: TrainRows,
+    index: list[int],
+    logprobs: Tensor,
+    entropy: Tensor | None,
+    coefficients: tuple[Tensor, Tensor],
+    config: GRPOConfig,
+    auxiliary: AuxiliaryLoss | None,
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Weighted sums of the policy terms and of the auxiliary term over one micro-batch, and sums for logging."""
+    device = logprobs.device
+    at = torch.tensor(index)
+    inside = rows.response_mask[at]
+    lengths = inside.sum(1)
+
+    def flat(value: Tensor) -> Tensor:
+        return value[at][inside].to(device)
+
+    def per_token(value: Tensor) -> Tensor:
+        return value[at].repeat_interleave(lengths).to(device)
+
+    weight = per_token(coefficients[0])
+    counted = per_token(rows.active.float())
+    old = flat(rows.old_logprobs)
+    policy = clipped_policy_loss(
+        logprobs,
+        old,
+        flat(rows.advantages),
+        epsilon=config.epsilon,
+        epsilon_high=config.epsilon_high,
+        delta=config.delta,
+    )
+    per_token_loss = policy.loss * (auxiliary.policy_weight if auxiliary else 1.0)
+    log_ratio = (logprobs.detach() - old) * counted
+    sums: dict[str, Tensor] = {
+        "ratio": (policy.ratio * counted).sum(),
+        "log_ratio_abs": log_ratio.abs().sum(),
+        "clip_low": (policy.clipped_low * counted).sum(),
+        "clip_high": (policy.clipped_high * counted).sum(),
+        "clip_dual": (policy.clipped_dual * counted).sum(),
+        "policy_loss": (policy.loss.detach() * weight).sum(),
+    }
+    if rows.ref_logprobs is not None:
+        kl = kl_k3(logprobs, flat(rows.ref_logprobs))
+        per_token_loss = per_token_loss + config.beta * kl
+        sums["kl"] = (kl.detach() * counted).sum()
+    if entropy is not None:
+        per_token_loss = per_token_loss - config.entropy_coef * entropy
+        sums["entropy"] = (entropy.detach() * counted).sum()
+    main = (per_token_loss * weight).sum()
+    extra = logprobs.sum() * 0.0
+    if auxiliary is not None:
+        assert rows.teacher_logprobs is not None
+        teacher = flat(rows.teacher_logprobs)
+        if auxiliary.kind == "sdar":
+            term = sdar_loss(logprobs, teacher, old, beta=auxiliary.beta)
+        else:
+            term = skill_sd_loss(logprobs, teacher, old)
+        extra = auxiliary.coef * (term * per_token(coefficients[1])).sum()
+        sums["auxiliary_loss"] = extra.detach()
+    return main, extra, sums
+
+
+def _token_mean_coefficients(rows: TrainRows, auxiliary: AuxiliaryLoss | None) -> tuple[Tensor, Tensor]:
+    everything = torch.ones_like(rows.active) if auxiliary else torch.zeros_like(rows.active)
+    return loss_coefficients(rows.response_mask, rows.trajectory_ids, everything, loss_type="token-mean")
+
+
+def accumulate_gradients(
+    accelerator: Any,
+    scorer: Any,
+    rows: TrainRows,
+    config: GRPOConfig,
+    *,
+    pad_token_id: int,
+    auxiliary: AuxiliaryLoss | None = None,
+) -> dict[str, float] | None:
+    """Add the gradient of one optimiser step to the parameters, whatever this process holds.
+
+    Rows are cut into as many micro-batches as their lengths ask for. Every process runs the same number of them (short
+    ones are filled with a weightless dummy), and gradients are reduced once, in the last.
+
+    Returns:
+        Global sums and means for logging, or None when no process holds an active row (nothing was done).
+    """
+    if auxiliary is None:
+        rows = rows.select(rows.active.nonzero().flatten())
+    policy_coef, denominator = loss_coefficients(
+        rows.response_mask,
+        rows.trajectory_ids,
+        rows.active,
+        loss_type=config.loss_type,
+        max_completion_length=config.sampling.max_completion_length,
+    )
+    aux_coef, aux_denominator = _token_mean_coefficients(rows, auxiliary)
+    plan = _micro_batches(rows, config)
+    tokens = (rows.response_mask.sum(1) * rows.active).sum()
+    local = torch.stack([denominator, aux_denominator, tokens.float()]).double().to(accelerator.device)
+    denominators = accelerator.reduce(local, "sum")
+    if float(denominators[:2].sum()) == 0:
+        return None
+    batches = int(accelerator.gather(torch.tensor([len(plan)], device=accelerator.device)).max())
+    scale = accelerator.num_processes / denominators[:2].clamp(min=1)
+    totals: dict[str, Tensor] = {}
+    scorer.train()
+    for number in range(batches):
+        index = plan[number] if number < len(plan) else []
+        prompts, responses = ([rows.prompts[i] for i in index], [rows.responses[i] for i in index])
+        packed = pack_rows(prompts or [(0,)], responses or [(0,)], pad_token_id, accelerator.device)
+        last = number == batches - 1
+        with contextlib.nullcontext() if last else accelerator.no_sync(scorer):
+            logprobs, entropy = scorer(
+                packed.input_ids,
+                packed.positions,
+                packed.targets,
+                config.sampling.temperature or 1.0,
+                bool(index) and config.entropy_coef > 0,
+            )
+            if index:
+                main, extra, sums = _terms(rows, index, logprobs, entropy, (policy_coef, aux_coef), config, auxiliary)
+                loss = main * scale[0].float() + extra * scale[1].float()
+                sums["loss"] = loss.detach() / accelerator.num_processes
+                for name, value in sums.items():
+                    totals[name] = totals.get(name, torch.zeros((), device=accelerator.device)) + value
+            else:
+                loss = logprobs.sum() * 0.0
+            accelerator.backward(loss)
+    return _reduce_metrics(accelerator, totals, denominators, config, auxiliary)
+
+
+def _reduce_metrics(
+    accelerator: Any,
+    totals: Mapping[str, Tensor],
+    denominators: Tensor,
+    config: GRPOConfig,
+    auxiliary: AuxiliaryLoss | None,
+) -> dict[str, float]:
+    names = ["ratio", "log_ratio_abs", "clip_low", "clip_high", "clip_dual", "policy_loss", "loss"]
+    names += ["kl"] * (config.beta > 0) + ["entropy"] * (config.entropy_coef > 0)
+    names += ["auxiliary_loss"] * (auxiliary is not None)
+    zero = torch.zeros((), device=accelerator.device)
+    summed = accelerator.reduce(torch.stack([totals.get(name, zero).double() for name in names]), "sum").tolist()
+    by_token = max(float(denominators[2]), 1.0)
+    divisors = {
+        "policy_loss": max(float(denominators[0]), 1.0),
+        "auxiliary_loss": max(float(denominators[1]), 1.0),
+        "loss": 1.0,
+    }
+    metrics = {name: value / divisors.get(name, by_token) for name, value in zip(names, summed, strict=True)}
+    metrics["num_tokens"] = float(denominators[2])
+    return metrics
+
+
+def learning_rate(step: int, config: GRPOConfig) -> float:
+    """Learning rate of optimiser update `step` (0-based): linear warm-up, then constant, linear or cosine to 0.
+
+    A pure function of the step, so that resuming needs no scheduler state.
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.lr_scheduler_type == "constant":
+        return config.learning_rate
+    progress = (step - config.warmup_steps) / max(config.max_steps - config.warmup_steps, 1)
+    if config.lr_scheduler_type == "linear":
+        return config.learning_rate * max(1.0 - progress, 0.0)
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+def apply_gradients(accelerator: Any, scorer: Any, optimizer: Any, lr: float, max_grad_norm: float) -> float:
+    """Clip, step and clear. Returns the gradient norm before clipping; nan or inf means the step was left out."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    norm = accelerator.clip_grad_norm_(scorer.parameters(), max_grad_norm)
+    value = float(norm) if norm is not None else 0.0
+    if math.isfinite(value):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return value
