@@ -11,6 +11,7 @@ from .base import (
     Task,
     TaskSuite,
 )
+from .vector import VectorEnv
 
 __all__ = [
     "EnvFailure",
@@ -22,4 +23,5 @@ __all__ = [
     "StepResult",
     "Task",
     "TaskSuite",
+    "VectorEnv",
 ]
