@@ -228,9 +228,14 @@ class RolloutCollector:
         ids = sample.ids[:-1] if sample.stop_reason is StopReason.EOS else sample.ids
         return self.sampler.decode(ids)
 
-    def _token_range(self, ids: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Token range of a character range, by bisection over decoded prefixes (no second tokenisation)."""
+    def _token_range(self, ids: Sequence[int], text: str, span: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Token range of a character range without its outer blanks, by bisection over decoded prefixes."""
         if span is None:
+            return None
+        inside = text[slice(*span)]
+        start = span[0] + len(inside) - len(inside.lstrip())
+        end = start + len(inside.strip())
+        if start >= end:
             return None
 
         def first_reaching(characters: int) -> int:
@@ -243,18 +248,19 @@ class RolloutCollector:
                     low = middle + 1
             return low
 
-        return max(first_reaching(span[0] + 1) - 1, 0), first_reaching(span[1])
+        return max(first_reaching(start + 1) - 1, 0), first_reaching(end)
 
     def _record_turn(self, episode: _Episode, sample: Sample, parsed: Any, outcome: StepResult) -> None:
         assert episode.observation is not None
         observation = episode.observation
+        text = self.response_text(sample)
         episode.turns.append(
             Turn(
                 prompt_ids=episode.prompt_ids,
                 response_ids=sample.ids,
                 logprobs=sample.logprobs,
                 messages=tuple(episode.messages),
-                response=self.response_text(sample),
+                response=text,
                 thinking=parsed.thinking,
                 action=parsed.action,
                 observation=observation.text,
@@ -262,8 +268,8 @@ class RolloutCollector:
                 reward=float(outcome.reward),
                 valid=bool(parsed.valid and outcome.valid),
                 stop_reason=sample.stop_reason,
-                thinking_tokens=self._token_range(sample.ids, parsed.thinking_span),
-                action_tokens=self._token_range(sample.ids, parsed.action_span),
+                thinking_tokens=self._token_range(sample.ids, text, parsed.thinking_span),
+                action_tokens=self._token_range(sample.ids, text, parsed.action_span),
                 anchor=observation.anchor,
             )
         )

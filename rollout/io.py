@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -81,7 +82,7 @@ def load_trajectories(path: str | os.PathLike[str]) -> list[Trajectory]:
     if data[:2] == b"\x1f\x8b":
         try:
             data = gzip.decompress(data)
-        except (EOFError, OSError, gzip.zlib.error) as error:
+        except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{where} must be a whole gzip file, got a damaged one ({error}); copy it again") from None
     try:
         lines = data.decode().split("\n")

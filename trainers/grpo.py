@@ -23,7 +23,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from ..credit import Credit, CreditInputs, get_credit, invalid_action_residual
+from ..credit import Credit, CreditInputs, get_credit
+from ..credit.invalid_action import invalid_action_residual
 from ..envs import Task, TaskSuite
 from ..rollout.collector import RolloutCollector
 from ..rollout.io import save_trajectories
@@ -87,6 +88,7 @@ class GRPOTrainer:
         self.train_tasks = list(suite.tasks("train") if train_tasks is None else train_tasks)
         self.eval_tasks = list(suite.tasks("eval") if eval_tasks is None else eval_tasks)[: config.num_eval_tasks]
         self._check_tasks()
+        self._tasks = {task.id: task for task in self.train_tasks}
         self.accelerator = accelerator or Accelerator()
         if self.accelerator.num_processes > config.num_tasks:
             raise ValueError(
@@ -101,7 +103,7 @@ class GRPOTrainer:
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0  # a first update's ratio must be 1
-        self.reference = None
+        self.reference: PolicyScorer | None = None
         if config.beta > 0:
             frozen = copy.deepcopy(model) if ref_model is None else ref_model
             self.reference = PolicyScorer(frozen.eval().requires_grad_(False)).to(self.accelerator.device)
@@ -111,8 +113,10 @@ class GRPOTrainer:
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
         )
+        self.scorer: Any
+        self.optimizer: Any
         self.scorer, self.optimizer = self.accelerator.prepare(scorer, optimizer)
-        self.model = self.accelerator.unwrap_model(self.scorer).model
+        self.model: Any = self.accelerator.unwrap_model(self.scorer).model
         share = -(-config.num_tasks * config.num_generations // self.accelerator.num_processes)
         self.collector = RolloutCollector(
             self.model,
@@ -236,7 +240,7 @@ class GRPOTrainer:
             metrics["train/sampling_drift"] = float(drift.mean())
         teacher = None
         if "teacher_logprobs" in self.credit.requires or self.recipe.auxiliary is not None:
-            contexts = [self.suite.privileged_context(self._task(t)) for t in batch.trajectories]
+            contexts = [self.suite.privileged_context(self._tasks[t.task_id]) for t in batch.trajectories]
             limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
             scores = score_teacher(
                 self.scorer, batch, teacher_prompts(self.tokenizer, batch, contexts), old, settings, limit
@@ -246,13 +250,22 @@ class GRPOTrainer:
             metrics["teacher/identical_rows"] = float(scores.identical)
             metrics["teacher/over_length_rows"] = float(scores.over_length)
         reference = score_rows(self.reference, batch, settings) if self.reference is not None else None
-        inputs = self._credit_inputs(batch, old, teacher)
-        credit = self._credit_of(inputs)
-        for callback in self.callbacks:
-            callback.on_credit(self, inputs, credit)
-        advantages = credit.advantages.float()
-        if self.config.invalid_action_penalty and len(batch.turns):
-            residual = invalid_action_residual(inputs, coef=self.config.invalid_action_penalty)
+        advantages = torch.zeros(batch.response_mask.shape)
+        credit = Credit(advantages, torch.ones(len(batch.turns)))
+        if batch.turns:
+            inputs = self._credit_inputs(batch, old, teacher)
+            credit = self.credit(inputs, step=self.step)
+            for callback in self.callbacks:
+                callback.on_credit(self, inputs, credit)
+            advantages = credit.advantages.float()
+        if batch.turns and self.config.invalid_action_penalty:
+            residual = invalid_action_residual(
+                torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
+                torch.tensor([turn.valid for turn in batch.turns], dtype=torch.bool),
+                batch.trajectory_ids,
+                batch.group_ids,
+                penalty=self.config.invalid_action_penalty,
+            )
             advantages = torch.where(batch.response_mask, advantages + residual.float()[:, None], advantages)
         groups, index = torch.unique(batch.group_ids, return_inverse=True)
         moved = torch.zeros(len(groups), dtype=torch.bool)
@@ -289,11 +302,6 @@ class GRPOTrainer:
             anchor_ids=anchor_ids(batch) if "anchor_ids" in needs else None,
             turn_rewards=torch.tensor([turn.reward for turn in batch.turns], dtype=torch.float32),
         )
-
-    def _credit_of(self, inputs: CreditInputs) -> Credit:
-        if len(inputs.trajectory_ids) == 0:
-            return Credit(torch.zeros(inputs.response_mask.shape), torch.zeros(0))
-        return self.credit(inputs, step=self.step)
 
     def _optimise(self, rows: TrainRows) -> dict[str, float]:
         """One or more epochs of minibatches; trajectories stay whole, every process takes the same steps."""
@@ -383,7 +391,7 @@ class GRPOTrainer:
     def save(self) -> Path:
         """Write a checkpoint of the model (safetensors), the optimiser and everything that resuming needs."""
         root = self.folder / "checkpoints"
-        state = self.accelerator.get_state_dict(self.scorer)
+        state: Any = self.accelerator.get_state_dict(self.scorer)
         rng = gather_object([rng_state()])
         if self.accelerator.is_main_process:
 
@@ -455,9 +463,6 @@ class GRPOTrainer:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _task(self, trajectory: Trajectory) -> Task:
-        return Task(trajectory.task_id, trajectory.task_type)
 
     def _scoring_settings(self) -> ScoringSettings:
         return ScoringSettings(

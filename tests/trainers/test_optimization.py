@@ -1,0 +1,230 @@
+"""The gradient of an update: against a naive loop over rows, and however the rows are cut or spread."""
+
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from tiny import tiny_model
+
+from turncredit.rollout import PolicyScorer
+from turncredit.trainers import AuxiliaryLoss, GRPOConfig
+from turncredit.trainers.losses import LOSS_TYPES, clipped_policy_loss, kl_k3
+from turncredit.trainers.optimization import TrainRows, accumulate_gradients, learning_rate
+
+GROUPS, TURNS = 8, (3, 1, 4, 2)
+
+
+def make_rows(seed=0, dead_groups=()):
+    """8 groups of 4 trajectories of 3, 1, 4 and 2 turns, with rows of 1-5 response tokens."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high):
+        return int(torch.randint(low, high, (1,), generator=generator))
+
+    prompts, responses, trajectories, groups = [], [], [], []
+    for group in range(GROUPS):
+        for rollout, turns in enumerate(TURNS):
+            for _ in range(turns):
+                prompts.append(tuple(draw(2, 22) for _ in range(draw(2, 9))))
+                responses.append(tuple(draw(2, 22) for _ in range(draw(1, 6))))
+                trajectories.append(group * len(TURNS) + rollout)
+                groups.append(group)
+    lengths = torch.tensor([len(r) for r in responses])
+    mask = torch.arange(5)[None] < lengths[:, None]
+    noise = torch.randn(4, *mask.shape, generator=generator)
+    active = torch.tensor([g not in dead_groups for g in groups])
+    rows = TrainRows(
+        prompts,
+        responses,
+        mask,
+        torch.tensor(trajectories),
+        active,
+        noise[0] * mask * active[:, None],
+        (noise[1] * 0.3 - 3.0) * mask,
+        (noise[2] * 0.3 - 3.0) * mask,
+        (noise[3] * 0.3 - 3.0) * mask,
+    )
+    return rows, torch.tensor(groups)
+
+
+def config(**changes):
+    return GRPOConfig(**{"beta": 0.05, "entropy_coef": 0.01, **changes})
+
+
+def fresh_accelerator():
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    return Accelerator(cpu=True)
+
+
+def gradient(rows, settings, auxiliary=None):
+    model = tiny_model()
+    accelerator = fresh_accelerator()
+    metrics = accumulate_gradients(
+        accelerator, PolicyScorer(model), rows, settings, pad_token_id=0, auxiliary=auxiliary
+    )
+    return {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}, metrics
+
+
+def naive_gradient(rows, settings):
+    """Row by row from the definition of the objective, with the full logits of the model."""
+    model = tiny_model()
+    loss = torch.zeros(())
+    tokens = {}
+    for i, t in enumerate(rows.trajectory_ids.tolist()):
+        if rows.active[i]:
+            tokens[t] = tokens.get(t, 0) + len(rows.responses[i])
+    for i, (prompt, response) in enumerate(zip(rows.prompts, rows.responses, strict=True)):
+        if not rows.active[i]:
+            continue
+        n = len(response)
+        log_all = model(torch.tensor([[*prompt, *response]])).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
+        logp = log_all.gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
+        term = clipped_policy_loss(logp, rows.old_logprobs[i, :n], rows.advantages[i, :n]).loss
+        term = term + settings.beta * kl_k3(logp, rows.ref_logprobs[i, :n])
+        term = term + settings.entropy_coef * (log_all.exp() * log_all).sum(-1)
+        if settings.loss_type == "seq-mean-token-mean":
+            loss = loss + term.mean() * n / tokens[int(rows.trajectory_ids[i])] / len(tokens)
+        elif settings.loss_type == "token-mean":
+            loss = loss + term.sum() / sum(tokens.values())
+        else:
+            loss = loss + term.sum() / settings.sampling.max_completion_length / len(tokens)
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters()}, float(loss)
+
+
+def assert_same(got, expected, relative=1e-5):
+    for name, value in expected.items():
+        error = (got[name] - value).norm() / value.norm().clamp(min=1e-12)
+        assert error < relative, (name, float(error))
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_gradient_and_loss_equal_the_naive_loop(loss_type):
+    rows, _ = make_rows(dead_groups=(2, 5))
+    settings = config(loss_type=loss_type)
+    got, metrics = gradient(rows, settings)
+    expected, loss = naive_gradient(rows, settings)
+    assert_same(got, expected)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("rows_per_batch", [1, 2, 7])
+def test_accumulation_changes_nothing(loss_type, rows_per_batch):
+    rows, _ = make_rows()
+    whole, whole_metrics = gradient(rows, config(loss_type=loss_type))
+    cut, cut_metrics = gradient(rows, config(loss_type=loss_type, per_device_train_batch_size=rows_per_batch))
+    assert_same(cut, whole)
+    assert cut_metrics == pytest.approx(whole_metrics, rel=1e-4)
+
+
+def test_micro_batch_tokens_changes_nothing_and_dead_rows_cost_nothing():
+    rows, _ = make_rows(dead_groups=(0,))
+    whole, _ = gradient(rows, config())
+    cut, _ = gradient(rows, config(micro_batch_tokens=20))
+    assert_same(cut, whole)
+    alive, _ = gradient(rows.select(rows.active.nonzero().flatten()), config())
+    assert_same(alive, whole)
+
+
+def test_without_an_active_row_nothing_happens():
+    rows, _ = make_rows(dead_groups=range(GROUPS))
+    got, metrics = gradient(rows, config())
+    assert metrics is None
+    assert all(value is None for value in got.values())
+
+
+def test_row_order_changes_nothing():
+    rows, _ = make_rows()
+    order = torch.randperm(len(rows.prompts), generator=torch.Generator().manual_seed(3))
+    whole, _ = gradient(rows, config())
+    shuffled, _ = gradient(rows.select(order), config())
+    assert_same(shuffled, whole)
+
+
+@pytest.mark.parametrize("kind", ["sdar", "skill_sd"])
+def test_auxiliary_terms_use_all_rows_and_opsd_drops_the_policy_gradient(kind):
+    rows, _ = make_rows(dead_groups=range(GROUPS))
+    auxiliary = AuxiliaryLoss(kind, coef=0.5, policy_weight=0.0)
+    got, metrics = gradient(rows, config(beta=0.0, entropy_coef=0.0), auxiliary)
+    assert sum(float(value.norm()) for value in got.values()) > 0
+    assert metrics["auxiliary_loss"] == pytest.approx(metrics["loss"], rel=1e-4)
+    double, _ = gradient(rows, config(beta=0.0, entropy_coef=0.0), AuxiliaryLoss(kind, coef=1.0, policy_weight=0.0))
+    assert_same(double, {n: 2 * g for n, g in got.items()})
+    with pytest.raises(ValueError, match="kind must be"):
+        AuxiliaryLoss("other", coef=1.0)
+
+
+def _rank(rank, world, port, folder, loss_type, dead_groups, auxiliary, split):
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        ACCELERATE_USE_CPU="true",
+        OMP_NUM_THREADS="1",
+    )
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == world
+    rows, groups = make_rows(dead_groups=dead_groups)
+    mine = (groups < split if rank == 0 else groups >= split).nonzero().flatten()
+    scorer = accelerator.prepare(PolicyScorer(tiny_model()))
+    metrics = accumulate_gradients(
+        accelerator,
+        scorer,
+        rows.select(mine),
+        config(loss_type=loss_type, per_device_train_batch_size=3),
+        pad_token_id=0,
+        auxiliary=auxiliary,
+    )
+    model = accelerator.unwrap_model(scorer).model
+    torch.save(({n: p.grad for n, p in model.named_parameters()}, metrics), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "dead_groups", "auxiliary", "split"),
+    [
+        ("seq-mean-token-mean", (), None, 4),
+        ("token-mean", (), None, 6),
+        ("seq-mean-token-sum-norm", (0, 1, 2, 3), None, 4),  # the first process has nothing but zero-variance groups
+        ("token-mean", (), None, 0),  # the first process holds no row at all
+        ("token-mean", (1,), AuxiliaryLoss("sdar", coef=0.3), 3),
+    ],
+    ids=["4+4", "6+2", "one rank without variance", "one rank empty", "auxiliary"],
+)
+def test_two_processes_give_the_gradient_of_one(tmp_path, loss_type, dead_groups, auxiliary, split):
+    rows, _ = make_rows(dead_groups=dead_groups)
+    expected, expected_metrics = gradient(rows, config(loss_type=loss_type), auxiliary)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    arguments = (2, port, str(tmp_path), loss_type, dead_groups, auxiliary, split)
+    processes = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    for rank in range(2):
+        got, metrics = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert_same(got, expected)
+        assert metrics == pytest.approx(expected_metrics, rel=1e-4)
+
+
+def test_learning_rate_by_hand():
+    constant = GRPOConfig(learning_rate=1.0, warmup_steps=4, max_steps=14)
+    assert [learning_rate(s, constant) for s in (0, 1, 3, 4, 13)] == [0.25, 0.5, 1.0, 1.0, 1.0]
+    linear = GRPOConfig(learning_rate=1.0, warmup_steps=4, max_steps=14, lr_scheduler_type="linear")
+    assert [learning_rate(s, linear) for s in (4, 9, 14)] == [1.0, 0.5, 0.0]
+    cosine = GRPOConfig(learning_rate=1.0, max_steps=10, lr_scheduler_type="cosine")
+    assert learning_rate(5, cosine) == pytest.approx(0.5)
