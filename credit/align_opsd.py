@@ -1,0 +1,307 @@
+"""AlignOPSD: supervision from sibling decisions, and credit shared among spans of turns (arXiv 2609.33391)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._segments import segment_mean
+from .align_checks import check_correspondence, scored_pairs
+from .align_report import align_details, align_metrics
+from .allocation import Allocation, allocate
+from .groups import check_choice, check_range, trajectory_advantages
+from .inputs import Credit, CreditInputs
+from .invalid_action import invalid_action_residual
+from .profiles import Divergence, boundary_threshold, profile_divergence
+from .rectification import identity_rectification, rectify
+from .registry import register_credit
+from .spans import check_span_lengths, check_spans, random_spans, segment_spans
+
+SPAN_MODES = ("semantic", "random", "turn", "token")
+
+
+@dataclass(frozen=True)
+class AlignProfile:
+    """Published settings of one benchmark and model size; the last two concern the trainer, not the credit.
+
+    Args:
+        similarity_threshold: gamma_H.
+        top_k: K, sources of a turn.
+        credit_temperature: T_c.
+        normalization_scope: what the group statistics count once.
+        mixture: how several sources are combined.
+        auxiliary_sdar: add the SDAR loss (coefficient 0.01, beta 5).
+        action_filter: drop selected pairs whose actions disagree (cosine below 0.80; WebShop also compares verb and
+            click target).
+    """
+
+    similarity_threshold: float
+    top_k: int
+    credit_temperature: float
+    normalization_scope: str = "turn"
+    mixture: str = "probability"
+    auxiliary_sdar: bool = False
+    action_filter: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings that :func:`align_opsd` takes."""
+        names = ("similarity_threshold", "top_k", "credit_temperature", "normalization_scope", "mixture")
+        return {name: getattr(self, name) for name in names}
+
+
+ALIGN_PROFILES = {
+    "align_opsd_alfworld_3b": AlignProfile(0.65, 2, 0.5, auxiliary_sdar=True, action_filter=True),
+    "align_opsd_alfworld_7b": AlignProfile(0.80, 3, 0.5),
+    "align_opsd_search_3b": AlignProfile(0.70, 3, 1.0, normalization_scope="trajectory", mixture="log_mean"),
+    "align_opsd_search_7b": AlignProfile(0.70, 3, 0.5),
+    "align_opsd_webshop_3b": AlignProfile(0.80, 3, 0.2, action_filter=True),
+    "align_opsd_webshop_7b": AlignProfile(0.80, 2, 0.5),
+}
+_PRESETS = {
+    "align_opsd_no_rectification": {"alpha_max": 0.0},
+    "align_opsd_token": {"spans": "token"},
+    "align_opsd_turn": {"spans": "turn"},
+    "align_opsd_random": {"spans": "random"},
+    "align_opsd_bounded": {"density_min": 0.8, "density_max": 1.2},
+    **{name: profile.options for name, profile in ALIGN_PROFILES.items()},
+}
+
+
+def _reads_profiles(spans: str | Tensor, random_candidates: str) -> bool:
+    return isinstance(spans, str) and (spans == "semantic" or (spans == "random" and random_candidates == "semantic"))
+
+
+def _requires(options: Mapping[str, Any]) -> Iterable[str]:
+    yield "teacher_logprobs"
+    if options["alpha_max"] > 0 or _reads_profiles(options["spans"], options["random_candidates"]):
+        yield "correspondence"
+
+
+@register_credit("align_opsd", requires=_requires, presets=_PRESETS)
+def align_opsd(
+    inputs: CreditInputs,
+    *,
+    similarity_threshold: float = 0.8,
+    top_k: int = 3,
+    aggregation_temperature: float = 0.1,
+    alpha_max: float = 0.8,
+    mixture: str = "probability",
+    profile_temperature: float = 0.1,
+    distance: str = "jensen_shannon",
+    boundary_quantile: float = 0.8,
+    boundary_low: float = 0.01,
+    boundary_high: float = 0.10,
+    threshold: float | None = None,
+    spans: str | Tensor = "semantic",
+    random_candidates: str = "all",
+    seed: int = 0,
+    min_span: int = 2,
+    max_span: int = 8,
+    credit_temperature: float = 0.5,
+    mix: float = 0.5,
+    density_min: float = 0.0,
+    density_max: float = 4.0,
+    invalid_penalty: float = 0.1,
+    scale_rewards: bool = True,
+    normalization_scope: str = "trajectory",
+    eps: float = 1e-4,
+) -> Credit:
+    """Rectify the privileged scores, cut trajectories into spans, and share the outcome's credit among their turns.
+
+    ``g_k`` = mean of (rectified - student) over the tokens of turn k; ``score_k = sign(A_i) g_k``;
+    ``x`` = projected hierarchical density; ``A~_k = A_i ((1 - mu) + mu x_k)`` plus the invalid-action residual.
+    Per trajectory ``sum_k n_k w_k = sum_k n_k``.
+
+    Source: AlignOPSD (METHODS.md section 2), every default the paper's. The pieces can be used alone:
+    :func:`rectify`, :func:`profile_divergence`, :func:`boundary_threshold`, :func:`segment_spans`,
+    :func:`random_spans`, :func:`allocate`, :func:`invalid_action_residual`.
+
+    Args:
+        inputs: a batch with ``teacher_logprobs`` and, unless ``alpha_max = 0`` and the spans need none, a
+            ``correspondence`` with the sources selected and scored.
+        similarity_threshold: gamma_H; must be the one the sources were selected with.
+        top_k: K; likewise.
+        aggregation_temperature: T_agg of the weights of several sources.
+        alpha_max: strength of rectification; 0 leaves it out.
+        mixture: ``"probability"`` or ``"log_mean"``.
+        profile_temperature: T_prof of the dense profiles.
+        distance: ``"jensen_shannon"``, ``"entropy"`` or ``"cosine"``.
+        boundary_quantile: quantile of the defined divergences that marks boundaries.
+        boundary_low: lower clip of that threshold, and the smallest D that attracts the cut of an over-long span.
+        boundary_high: upper clip of that threshold.
+        threshold: the threshold itself, where several processes agreed on one; None computes it from this batch.
+        spans: ``"semantic"``; ``"random"`` positions; ``"turn"``: one softmax over the turns of a trajectory;
+            ``"token"``: one over its tokens, the density being the weight itself; or ``[M]`` int64 of one's own.
+        random_candidates: for random spans, ``"all"`` turns or only the ``"semantic"`` candidates in random order.
+        seed: of the random spans.
+        min_span: L_min turns.
+        max_span: L_max turns, at least 2 L_min - 1.
+        credit_temperature: T_c.
+        mix: mu.
+        density_min: smallest density, ``1 - b`` in the bounded variant.
+        density_max: largest density, x_max or ``1 + b``.
+        invalid_penalty: coefficient of the residual; read only where ``inputs.valid_actions`` is given.
+        scale_rewards: as in :func:`group_relative_advantages`.
+        normalization_scope: likewise.
+        eps: likewise.
+
+    Returns:
+        Credit. ``turn_weights`` hold w without the residual. Details, ``[M]`` unless said otherwise: ``spans``,
+        ``span_budgets`` (beta), ``density`` and ``raw_density`` (x after and before projection), ``turn_gaps`` (g),
+        ``rectified_gap`` ``[M, T]``, ``confidence`` (rho), ``strength`` (alpha), ``source_counts``, where they exist
+        ``divergence``, ``divergence_defined`` and ``invalid_residual``; for ``"token"`` ``density`` and
+        ``raw_density`` are means over the turn. Metrics:
+
+        - ``source_share`` turns with a source / M; ``sources_per_turn`` P / M; ``mean_confidence``, ``mean_strength``
+          over all turns;
+        - ``mean_gap`` sum of the rectified gap / tokens; ``mean_shift`` sum of |rectified - identity| / tokens;
+        - ``boundary_threshold``; ``divergence_defined_share`` defined D / turns that have a predecessor;
+          ``mean_divergence`` over the defined; ``turns_per_span`` M / spans; ``spans_per_trajectory``;
+        - ``capped_share``, ``floored_share`` elements with x at density_max, at density_min / elements;
+          ``weight_std`` over turns; ``budget_error`` max_i |sum n w - N| / N;
+        - ``invalid_action_share`` invalid turns / M; and those of
+          :func:`~turncredit.credit.groups.group_metrics`.
+
+    Raises:
+        ValueError: a field is missing, an option is out of range, or correspondence and batch do not belong together.
+    """
+    where = "align_opsd"
+    check_choice(where, "spans", spans if isinstance(spans, str) else "semantic", SPAN_MODES)
+    check_choice(where, "random_candidates", random_candidates, ("all", "semantic"))
+    check_span_lengths(where, min_span, max_span)
+    check_range(where, "alpha_max", alpha_max, 0, 1)
+    student = inputs.student_logprobs.detach().to(inputs.dtype)
+    teacher = student if inputs.teacher_logprobs is None else inputs.teacher_logprobs.detach().to(inputs.dtype)
+
+    correspondence, divergence = inputs.correspondence, None
+    rectification = identity_rectification(teacher)
+    if alpha_max > 0:
+        sources, scores = scored_pairs(inputs, similarity_threshold, top_k)
+        rectification = rectify(
+            teacher,
+            sources,
+            scores,
+            aggregation_temperature=aggregation_temperature,
+            alpha_max=alpha_max,
+            mixture=mixture,
+        )
+    gap = torch.where(inputs.response_mask, rectification.logprobs - student, 0.0)
+
+    if correspondence is not None and _reads_profiles(spans, random_candidates):
+        check_correspondence(correspondence, inputs)
+        divergence = profile_divergence(
+            correspondence,
+            inputs.num_rows,
+            similarity_threshold=similarity_threshold,
+            profile_temperature=profile_temperature,
+            distance=distance,
+        )
+        if threshold is None:
+            defined = divergence.values[divergence.defined]
+            threshold = boundary_threshold(defined, quantile=boundary_quantile, low=boundary_low, high=boundary_high)
+    span_ids = _span_ids(inputs, spans, divergence, threshold, boundary_low, seed, min_span, max_span)
+
+    advantages = trajectory_advantages(
+        inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
+    )
+    by_row = advantages[inputs.trajectory_ids]
+    bounds = {"credit_temperature": credit_temperature, "density_min": density_min, "density_max": density_max}
+    turn_gaps = gap.sum(-1, dtype=torch.float64) / inputs.token_counts
+    if isinstance(spans, str) and spans == "token":
+        weights, allocation = _by_token(inputs, by_row, gap, bounds)
+    else:
+        allocation = allocate(
+            by_row.sign() * turn_gaps, inputs.token_counts, span_ids, inputs.trajectory_ids, mix=mix, **bounds
+        )
+        weights = allocation.weights[:, None].to(inputs.dtype)
+    residual = None
+    if inputs.valid_actions is not None:
+        residual = invalid_action_residual(
+            inputs.rewards,
+            inputs.valid_actions,
+            inputs.trajectory_ids,
+            inputs.group_ids,
+            penalty=invalid_penalty,
+            scale_rewards=scale_rewards,
+            eps=eps,
+        ).to(inputs.dtype)
+    credit = by_row[:, None] * weights if residual is None else by_row[:, None] * weights + residual[:, None]
+    return Credit(
+        advantages=torch.where(inputs.response_mask, credit, 0.0),
+        turn_weights=allocation.weights.to(inputs.dtype),
+        metrics=align_metrics(
+            inputs,
+            advantages,
+            teacher,
+            gap,
+            rectification,
+            divergence,
+            threshold,
+            span_ids,
+            allocation,
+            density_min,
+            density_max,
+        ),
+        details=align_details(gap, turn_gaps, rectification, divergence, span_ids, allocation, residual),
+    )
+
+
+def _span_ids(
+    inputs: CreditInputs,
+    spans: str | Tensor,
+    divergence: Divergence | None,
+    threshold: float | None,
+    split_floor: float,
+    seed: int,
+    min_span: int,
+    max_span: int,
+) -> Tensor:
+    """``[M]`` int64: the span of each turn within its trajectory."""
+    ids, turns = inputs.trajectory_ids, inputs.turn_ids
+    if isinstance(spans, Tensor):
+        check_spans(spans, ids, turns, max_span=max_span)
+        return spans
+    if spans == "random":
+        candidates = None
+        if divergence is not None and threshold is not None:
+            candidates = divergence.defined & (divergence.values > threshold)
+        return random_spans(ids, turns, seed=seed, candidates=candidates, min_span=min_span, max_span=max_span)
+    if divergence is None or threshold is None:
+        return torch.zeros_like(ids)
+    return segment_spans(
+        divergence.values,
+        divergence.defined,
+        ids,
+        turns,
+        threshold=threshold,
+        min_span=min_span,
+        max_span=max_span,
+        split_floor=split_floor,
+    )
+
+
+def _by_token(
+    inputs: CreditInputs, by_row: Tensor, gap: Tensor, bounds: Mapping[str, float]
+) -> tuple[Tensor, Allocation]:
+    """``[M, T]`` weights from one softmax over the tokens of each trajectory, and their means over turns."""
+    row, token = inputs.response_mask.nonzero(as_tuple=True)
+    elements = allocate(
+        by_row.sign()[row] * gap[row, token],
+        torch.ones_like(row),
+        torch.zeros_like(row),
+        inputs.trajectory_ids[row],
+        mix=1.0,
+        **bounds,
+    )
+    count = inputs.num_rows
+    turn_weights, density, raw = (
+        segment_mean(part, row, count) for part in (elements.weights, elements.density, elements.raw_density)
+    )
+    weights = torch.zeros_like(gap)
+    weights[row, token] = elements.weights.to(gap.dtype)
+    return weights, Allocation(turn_weights, density, raw, torch.ones_like(raw))

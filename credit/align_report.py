@@ -1,0 +1,104 @@
+"""What an AlignOPSD run logs and what it leaves to be plotted; formulas in :func:`~.align_opsd.align_opsd`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._segments import segment_sum
+from .allocation import Allocation
+from .groups import group_metrics
+from .inputs import CreditInputs
+from .profiles import Divergence
+from .rectification import Rectification
+
+
+def align_metrics(
+    inputs: CreditInputs,
+    advantages: Tensor,
+    identity: Tensor,
+    gap: Tensor,
+    rectification: Rectification,
+    divergence: Divergence | None,
+    threshold: float | None,
+    span_ids: Tensor,
+    allocation: Allocation,
+    density_min: float,
+    density_max: float,
+) -> dict[str, float]:
+    """Scalars of one run, fetched from the device together.
+
+    Args:
+        inputs: the batch.
+        advantages: ``[N]``.
+        identity: ``[M, T]`` privileged scores before rectification.
+        gap: ``[M, T]`` rectified gap, 0 outside the mask.
+        rectification: scores, confidence, strength and counts.
+        divergence: of the profiles, or None where spans need none.
+        threshold: of the boundaries, or None.
+        span_ids: ``[M]``.
+        allocation: per turn.
+        density_min: smallest density allowed.
+        density_max: largest density allowed.
+    """
+    counts = inputs.token_counts.double()
+    tokens, rows = counts.sum(), inputs.num_rows
+    ids, trajectories = inputs.trajectory_ids, inputs.num_trajectories
+    spans = (ids * (span_ids.max() + 1) + span_ids).unique().numel()
+    totals = segment_sum(counts, ids, trajectories)
+    budgets = segment_sum(counts * allocation.weights.double(), ids, trajectories)
+    moved = torch.where(inputs.response_mask, rectification.logprobs - identity, 0.0).abs()
+    sources = rectification.source_counts.double()
+    density = allocation.density.double()
+    scalars = {
+        "source_share": (sources > 0).double().mean(),
+        "sources_per_turn": sources.mean(),
+        "mean_confidence": rectification.confidence.double().mean(),
+        "mean_strength": rectification.strength.double().mean(),
+        "mean_gap": gap.sum(dtype=torch.float64) / tokens,
+        "mean_shift": moved.sum(dtype=torch.float64) / tokens,
+        "turns_per_span": tokens.new_tensor(rows / spans),
+        "spans_per_trajectory": tokens.new_tensor(spans / trajectories),
+        "capped_share": (density >= density_max - 1e-6).double().mean(),
+        "floored_share": (density <= density_min + 1e-6).double().mean(),
+        "weight_std": allocation.weights.double().std(correction=0),
+        "budget_error": ((budgets - totals).abs() / totals).max(),
+    }
+    if divergence is not None and threshold is not None:
+        later = (inputs.turn_ids > 0).sum().clamp(min=1)
+        defined = divergence.defined.sum()
+        scalars["boundary_threshold"] = tokens.new_tensor(threshold)
+        scalars["divergence_defined_share"] = defined / later
+        scalars["mean_divergence"] = divergence.values.double().sum() / defined.clamp(min=1)
+    if inputs.valid_actions is not None:
+        scalars["invalid_action_share"] = (~inputs.valid_actions).double().mean()
+    values = torch.stack([value.double() for value in scalars.values()]).tolist()
+    return {**group_metrics(inputs, advantages), **dict(zip(scalars, values, strict=True))}
+
+
+def align_details(
+    gap: Tensor,
+    turn_gaps: Tensor,
+    rectification: Rectification,
+    divergence: Divergence | None,
+    span_ids: Tensor,
+    allocation: Allocation,
+    residual: Tensor | None,
+) -> dict[str, Tensor]:
+    """Tensors of one run, ``[M]`` each but ``rectified_gap`` ``[M, T]``."""
+    details = {
+        "spans": span_ids,
+        "span_budgets": allocation.span_budget.to(gap.dtype),
+        "density": allocation.density.to(gap.dtype),
+        "raw_density": allocation.raw_density.to(gap.dtype),
+        "turn_gaps": turn_gaps.to(gap.dtype),
+        "rectified_gap": gap,
+        "confidence": rectification.confidence,
+        "strength": rectification.strength,
+        "source_counts": rectification.source_counts,
+    }
+    if divergence is not None:
+        details["divergence"], details["divergence_defined"] = divergence.values, divergence.defined
+    if residual is not None:
+        details["invalid_residual"] = residual
+    return details
