@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from textworld.logic import Placeholder, Proposition, Signature, Variable
 
 from .grammar import Binding, Grammar, parse_document, parse_query, parse_snippet
 from .names import entity_names
-from .translation import Translation, translate, translate_for_planning
+from .translation import TRANSLATION_FILE, Translation, translate, translate_for_planning
 
 NOTHING_HAPPENS = "Nothing happens."
 
@@ -82,7 +83,7 @@ class FastState(pddl_logic.PddlState):
     def _ordered(self, signature: Signature) -> list[Proposition]:
         if signature not in self._sorted:
             facts = self._facts.get(signature, ())
-            self._sorted[signature] = sorted(facts, key=lambda fact: [(arg.name, arg.type) for arg in fact.arguments])
+            self._sorted[signature] = sorted(facts, key=_order)
         return self._sorted[signature]
 
     def _matching_signatures(self, condition: Any) -> list[Signature]:
@@ -93,6 +94,10 @@ class FastState(pddl_logic.PddlState):
                 for kinds in self._hierarchy.multi_subtypes(types)
             ]
         return self._signatures[condition]
+
+
+def _order(fact: Any) -> list[tuple[str, str]]:
+    return [(argument.name, argument.type) for argument in fact.arguments]
 
 
 def _unify(parameters: Any, arguments: Any, mapping: dict[Any, Any], taken: set[Any]) -> dict[Any, Any] | None:
@@ -130,9 +135,11 @@ class FastPddlEnv(PddlEnv):
 
     def load(self, filename_or_data: Any) -> None:
         """Load a ``game.tw-pddl`` file, or its content as a mapping."""
+        saved = None
         if isinstance(filename_or_data, Mapping):
             data = filename_or_data
         else:
+            saved = os.path.join(os.path.dirname(filename_or_data), TRANSLATION_FILE)
             with open(filename_or_data, encoding="utf-8") as stream:
                 data = json.load(stream)
         source = (data["pddl_domain"], data["pddl_problem"], data["grammar"])
@@ -142,7 +149,7 @@ class FastPddlEnv(PddlEnv):
         self._source = None
         self._actions, rules = parse_document(data["grammar"])
         self._grammar = Grammar(rules)
-        self._translation = translate(data["pddl_domain"], data["pddl_problem"])
+        self._translation = translate(data["pddl_domain"], data["pddl_problem"], saved)
         self._pddl_state = FastState(self.downward_lib, self._translation)
         self._untouched = True
         self._entity_infos = _entity_infos(self._pddl_state)
@@ -247,7 +254,7 @@ class FastPddlEnv(PddlEnv):
 
     def _plan(self) -> list[str]:
         if not self._planner_loaded:
-            self.downward_lib.load_sas_replan(translate_for_planning(*self._source[:2]))
+            self.downward_lib.load_sas_replan(translate_for_planning(*(self._source or ("", ""))[:2]))
             self._planner_loaded = True
         if not self.downward_lib.replan(ctypes.c_bool(False)):
             return []

@@ -49,7 +49,8 @@ def generate_games(
             22-34).
         task_types: a non-empty selection of `TASK_TYPES`, in any order.
         exclude: further data roots whose games must not come again.
-        verify: play each game's walkthrough through the engine; a game that is not won is drawn anew.
+        verify: play each game's walkthrough through the engine; a game that is not won is drawn anew. The translation
+            that this needs is kept beside the game, so that loading it later is fast.
         num_workers: processes that verify; 0 verifies in this one.
 
     Returns:
@@ -152,6 +153,10 @@ def _write(folder: Path, house_size: str, verify: bool, job: tuple[Layout, str])
     path = folder / task / name / GAME_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     trajectory = trajectory_content(layout, name, house_size)
+    if verify:
+        from .translation import TRANSLATION_FILE, save_translation
+
+        save_translation(path.with_name(TRANSLATION_FILE), content["pddl_domain"], content["pddl_problem"])
     path.with_name("traj_data.json").write_text(json.dumps(trajectory), encoding="utf-8")
     path.write_text(json.dumps(content), encoding="utf-8")
     return path

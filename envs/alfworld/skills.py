@@ -31,7 +31,7 @@ class Skill:
 @lru_cache(maxsize=1)
 def skill_bank() -> dict[str, tuple[Skill, ...]]:
     """All skills by type; ``"general"`` holds those of every task."""
-    raw = json.loads(resources.files(__package__).joinpath("skills.json").read_text(encoding="utf-8"))
+    raw = json.loads(resources.files(str(__package__)).joinpath("skills.json").read_text(encoding="utf-8"))
     return {kind: tuple(Skill(item["title"], item["text"], kind) for item in items) for kind, items in raw.items()}
 
 
@@ -56,7 +56,7 @@ def skills_for(task_type: str | None = None, task: str = "") -> tuple[Skill, ...
         task_type: a folder name or a short label; None or an unknown name leaves the choice to `task`.
         task: the task in words, read where the type is not known.
     """
-    label = TASK_TYPES.get(task_type or "", task_type)
+    label = TASK_TYPES.get(task_type or "", task_type or "")
     if label not in TASK_TYPES.values():
         label = task_type_from_text(task)
     bank = skill_bank()

@@ -69,7 +69,7 @@ class AlfWorldSuite:
         self.privileged = privileged
         self.history_length = history_length
         self.max_turns = max_turns
-        self.anchor = anchor
+        self.anchor: Literal["observation", "situation"] = anchor
         self._limits = dict(limits or {})
         self._build_messages = build_messages
         self._parse = parse

@@ -7,15 +7,22 @@ translation is a function of the two texts, so it is remembered, and the optimis
 from __future__ import annotations
 
 import gc
+import gzip
+import hashlib
+import json
+import os
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import fast_downward
 from textworld.logic import Proposition, Variable
+
+TRANSLATION_FILE = "translation.json.gz"
+_FORMAT = "turncredit-translation-1"
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,7 @@ class Translation:
     """The translation of one problem.
 
     Args:
-        sas: the planning task in the planner's own text format.
+        compressed: the planning task in the planner's own text format, compressed.
         parameters: per action, its parameters as (name, type).
         object_types: type of every object.
         types: (type, its supertypes), in the order of declaration.
@@ -31,12 +38,17 @@ class Translation:
         fluents: predicates that some action or axiom can change; all others stay as they are for the whole game.
     """
 
-    sas: bytes
+    compressed: bytes
     parameters: dict[str, tuple[tuple[str, str], ...]]
     object_types: dict[str, str]
     types: tuple[tuple[str, tuple[str, ...]], ...]
     initial: tuple[Proposition, ...]
     fluents: frozenset[str]
+
+    @property
+    def sas(self) -> bytes:
+        """The planning task as the planner library reads it."""
+        return zlib.decompress(self.compressed)
 
 
 @contextmanager
@@ -52,15 +64,85 @@ def unchanged_process() -> Iterator[None]:
             gc.enable()
 
 
-@lru_cache(maxsize=64)
-def translate(domain: str, problem: str) -> Translation:
-    """Translate `problem` over `domain`; the result is shared and read-only."""
+def translate(domain: str, problem: str, saved: str | os.PathLike[str] | None = None) -> Translation:
+    """The translation of `problem` over `domain`: remembered, else read from `saved`, else computed.
+
+    Args:
+        domain, problem: PDDL texts.
+        saved: a file that `save_translation` wrote; one that is absent, damaged or of other texts is not used.
+
+    Returns:
+        A shared, read-only translation.
+    """
+    key = _digest(domain, problem)
+    known = _KNOWN.get(key)
+    if known is None:
+        known = _read(saved, key) if saved is not None else None
+        known = known or _compute(domain, problem)
+        while len(_KNOWN) >= _REMEMBERED:
+            del _KNOWN[next(iter(_KNOWN))]
+    else:
+        del _KNOWN[key]
+    _KNOWN[key] = known
+    return known
+
+
+_KNOWN: dict[str, Translation] = {}
+_REMEMBERED = 512
+
+
+def save_translation(path: str | os.PathLike[str], domain: str, problem: str) -> None:
+    """Write the translation beside its game, so that other processes load the game some ten times faster."""
+    known = translate(domain, problem)
+    content = {
+        "format": _FORMAT,
+        "key": _digest(domain, problem),
+        "sas": known.sas.decode("utf-8"),
+        "parameters": known.parameters,
+        "object_types": known.object_types,
+        "types": known.types,
+        "initial": [[fact.name, *fact.names] for fact in known.initial],
+        "fluents": sorted(known.fluents),
+    }
+    with open(path, "wb") as stream:
+        stream.write(gzip.compress(json.dumps(content).encode("utf-8"), compresslevel=6, mtime=0))
+
+
+def _read(path: str | os.PathLike[str], key: str) -> Translation | None:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            content = json.load(stream)
+    except (OSError, EOFError, ValueError, zlib.error):
+        return None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("key") != key:
+        return None
+    types = content["object_types"]
+    return Translation(
+        compressed=zlib.compress(content["sas"].encode("utf-8"), 1),
+        parameters={
+            name: tuple((parameter, kind) for parameter, kind in items) for name, items in content["parameters"].items()
+        },
+        object_types=types,
+        types=tuple((name, tuple(supertypes)) for name, supertypes in content["types"]),
+        initial=tuple(
+            Proposition(name, [Variable(entity, types[entity]) for entity in entities])
+            for name, *entities in content["initial"]
+        ),
+        fluents=frozenset(content["fluents"]),
+    )
+
+
+def _digest(domain: str, problem: str) -> str:
+    return hashlib.sha256(f"{len(domain)}\n{domain}{problem}".encode()).hexdigest()
+
+
+def _compute(domain: str, problem: str) -> Translation:
     with unchanged_process():
         task, sas = fast_downward.pddl2sas(domain, problem)
     object_types = {item.name: item.type_name for item in task.objects}
     effects = {effect.literal.predicate for action in task.actions for effect in action.effects}
     return Translation(
-        sas=sas.encode("utf-8"),
+        compressed=zlib.compress(sas.encode("utf-8"), 1),
         parameters={
             action.name: tuple((parameter.name.strip("?"), parameter.type_name) for parameter in action.parameters)
             for action in task.actions
