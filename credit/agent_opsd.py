@@ -1,0 +1,296 @@
+"""AgentOPSD: a belief of success, revised turn by turn by the privileged teacher, weights each turn's credit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ._checks import check_choice, check_range
+from ._gaps import gap_sums, row_blocks, spread, token_gaps
+from ._segments import decayed_sums, segment_mean, segment_std, segment_sum, wide
+from .groups import group_metrics, trajectory_advantages
+from .inputs import Credit, CreditInputs
+from .registry import register_credit
+
+_SATURATED = 0.01
+
+
+@dataclass(frozen=True)
+class _Units:
+    """The places where a belief is revised, in the order of ``row``: turns, or single tokens."""
+
+    evidence: Tensor  # [E] wide float, nats
+    row: Tensor  # [E] the turn (row of the batch) of each unit
+    trajectory: Tensor  # [E]
+    place: Tensor  # [E] 0, 1, .. within the trajectory
+
+
+@register_credit(
+    "agent_opsd",
+    requires=("teacher_logprobs",),
+    presets={
+        "agent_opsd_token": {"granularity": "token"},
+        "agent_opsd_gap": {"revision": "gap"},
+        "agent_opsd_magnitude": {"signed": False},
+        "agent_opsd_no_prior": {"prior": "none"},
+        "agent_opsd_centered": {"evidence_centering": "trajectory"},
+        "agent_opsd_calibrated": {"evidence_centering": "group", "evidence_scale": "group_std"},
+    },
+)
+def agent_opsd(
+    inputs: CreditInputs,
+    *,
+    gamma: float = 0.95,
+    lam: float = 0.5,
+    band: float = 0.2,
+    eps: float = 1e-4,
+    granularity: str = "turn",
+    revision: str = "belief",
+    signed: bool = True,
+    prior: str = "success_rate",
+    evidence_centering: str | None = None,
+    evidence_scale: float | str | None = None,
+    evidence_reduction: str = "sum",
+    scale_rewards: bool = True,
+    normalization_scope: str = "trajectory",
+) -> Credit:
+    """Weight each turn by how far the teacher's evidence moved the belief of success, in the outcome's direction.
+
+    With token gaps ``delta = log pi(y | h+) - log pi(y | h)``, per trajectory i and turn k::
+
+        e_k = sum_t delta[k, t]          c_k = gamma * c_{k-1} + e_k,  c_0 = 0
+        B_0 = clip(S/G, eps, 1 - eps)    B_k = sigmoid(logit(B_0) + c_k)
+        q_k = sign(A_i) * (B_k - B_{k-1})
+        w_k = clip(1 + band * (q_k - mean_k q) / (std_k q + eps), 1 - band, 1 + band)
+        A~_k = A_i * (1 + lam * (w_k - 1))
+
+    Source: AgentOPSD (arXiv 2608.05987), Sec. 3 and the ablations of Table 2. The released code departs from the
+    paper (no decay, prior from the scaled reward, eps 1e-6); this follows the paper. The evidence options are ours.
+
+    Args:
+        inputs: the batch; needs ``teacher_logprobs``.
+        gamma: decay of the accumulated evidence, in (0, 1]; the prior does not decay.
+        lam: share of the weight in the advantage, in [0, 1]; 0 is GRPO bit for bit.
+        band: half-width b of the weight's range, in (0, 1).
+        eps: stabiliser of the prior's clip and of both standard deviations, in (0, 0.5).
+        granularity: ``"turn"``, or ``"token"``: the recursion runs over the trajectory's flattened tokens.
+        revision: ``"belief"`` uses B_k - B_{k-1}, ``"gap"`` the raw evidence e_k.
+        signed: multiply by sign(A_i); False uses the magnitude of the revision.
+        prior: ``"success_rate"`` of the group, or ``"none"``: B_0 = 1/2.
+        evidence_centering: None, or subtract the mean evidence of the ``"trajectory"`` or the ``"group"``.
+        evidence_scale: None, a temperature to divide by, or ``"group_std"``: the group's population standard
+            deviation of the evidence (plus eps).
+        evidence_reduction: ``"sum"`` or ``"mean"`` over the tokens of a turn.
+        scale_rewards, normalization_scope: as in :func:`group_relative_advantages`.
+
+    Returns:
+        Credit with ``turn_weights`` w_k (mean over the turn's tokens for ``"token"``) and details, each ``[M]``:
+        ``evidence`` e_k (sum over tokens for ``"token"``), ``beliefs`` B_k after the turn, ``revisions``
+        B_k - B_{k-1} over the turn, ``prior`` B_0. Metrics, over units (turns, or tokens for ``"token"``):
+
+        - ``evidence_mean`` = mean over turns of e_k; ``evidence_std`` = its population standard deviation;
+        - ``belief_saturated_share`` = units with B_k outside [0.01, 0.99] / units;
+        - ``first_turn_revision_share`` = sum over trajectories of the first turn's sum |dB| / sum of all |dB|
+          (0 if nothing moved);
+        - ``evidence_agreement_share`` = turns with sign(e_k) = sign(A_i) / turns with A_i != 0 (0 if none);
+        - ``weight_clip_share`` = units with |band * z_k| >= band / units; ``weight_std`` = population standard
+          deviation of w over units;
+        - those of :func:`~turncredit.credit.groups.group_metrics`.
+
+        A trajectory of one turn has w = 1, a trajectory with A = 0 has advantages of exactly 0.
+
+    Raises:
+        ValueError: an option is out of range, or ``teacher_logprobs`` is None.
+    """
+    _check_options(locals())
+    grpo_advantages = trajectory_advantages(
+        inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
+    )
+    units = _token_units(inputs) if granularity == "token" else _turn_units(inputs, evidence_reduction)
+    evidence = _calibrate(units, inputs, evidence_centering, evidence_scale, eps)
+    initial = _initial_beliefs(inputs, prior, eps)
+    beliefs, moves = belief_revisions(evidence, units.trajectory, units.place, torch.logit(initial), gamma=gamma)
+
+    sign = grpo_advantages.sign().to(evidence.dtype)[units.trajectory]
+    moved = evidence if revision == "gap" else moves
+    scores = _standardise(moved * sign if signed else moved.abs(), units.trajectory, inputs, eps)
+    weights = (1 + band * scores).clamp(1 - band, 1 + band)
+
+    rows = grpo_advantages[inputs.trajectory_ids]
+    advantages, turn_weights = _apply(weights, units, inputs, rows, lam, granularity)
+    details = _details(evidence, beliefs, moves, initial, units, inputs, granularity)
+    metrics = _metrics(details, beliefs, moves, weights, scores, units, inputs, rows)
+    return Credit(advantages, turn_weights, {**metrics, **group_metrics(inputs, grpo_advantages)}, details)
+
+
+def belief_revisions(
+    evidence: Tensor, segment: Tensor, place: Tensor, prior_logits: Tensor, *, gamma: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """Beliefs ``B_k = sigmoid(l_0 + c_k)`` with ``c_k = gamma * c_{k-1} + e_k``, and revisions ``B_k - B_{k-1}``.
+
+    Source: AgentOPSD (arXiv 2608.05987). The difference is taken as
+    ``sigmoid(hi) * sigmoid(-lo) * (1 - exp(lo - hi))``, which neither overflows nor cancels.
+
+    Args:
+        evidence: ``[E]`` float, nats.
+        segment: ``[E]`` int64, the trajectory of each entry, an index into ``prior_logits``.
+        place: ``[E]`` int64, 0, 1, .. within the trajectory, each once.
+        prior_logits: ``[N]`` float, logit of B_0.
+        gamma: decay in (0, 1].
+
+    Returns:
+        Beliefs and revisions, each ``[E]``; the revisions of a trajectory add up to ``B_K - B_0``.
+
+    >>> zero = torch.tensor([0])
+    >>> [x.item() for x in belief_revisions(torch.tensor([0.0]), zero, zero, torch.tensor([0.0]))]
+    [0.5, 0.0]
+    """
+    grid = evidence.new_zeros(prior_logits.shape[0], int(place.max()) + 1)
+    grid[segment, place] = evidence
+    logits = prior_logits[:, None] + decayed_sums(grid, gamma)
+    before = torch.cat([prior_logits[:, None], logits[:, :-1]], dim=1)
+    new, old = logits[segment, place], before[segment, place]
+    high, low = torch.maximum(new, old), torch.minimum(new, old)
+    size = high.sigmoid() * (-low).sigmoid() * -torch.expm1(low - high)
+    return new.sigmoid(), torch.where(new >= old, size, -size)
+
+
+def _check_options(options: dict) -> None:
+    where = "agent_opsd"
+    check_range(where, "gamma", options["gamma"], 0, 1, "(")
+    check_range(where, "lam", options["lam"], 0, 1)
+    check_range(where, "band", options["band"], 0, 1, "()")
+    check_range(where, "eps", options["eps"], 0, 0.5, "()")
+    check_choice(where, "granularity", options["granularity"], ("turn", "token"))
+    check_choice(where, "revision", options["revision"], ("belief", "gap"))
+    check_choice(where, "signed", options["signed"], (True, False))
+    check_choice(where, "prior", options["prior"], ("success_rate", "none"))
+    check_choice(where, "evidence_centering", options["evidence_centering"], (None, "trajectory", "group"))
+    check_choice(where, "evidence_reduction", options["evidence_reduction"], ("sum", "mean"))
+    scale = options["evidence_scale"]
+    if scale is not None and scale != "group_std":
+        check_range(where, "evidence_scale", scale, 0, float("inf"), "()")
+
+
+def _turn_units(inputs: CreditInputs, reduction: str) -> _Units:
+    evidence = gap_sums(inputs)
+    if reduction == "mean":
+        evidence = evidence / inputs.token_counts
+    row = torch.arange(inputs.num_rows, device=evidence.device)
+    return _Units(evidence, row, inputs.trajectory_ids, inputs.turn_ids)
+
+
+def _token_units(inputs: CreditInputs) -> _Units:
+    mask, counts = inputs.response_mask, inputs.token_counts
+    gaps = torch.empty(int(counts.sum()), dtype=wide(mask.device), device=mask.device)
+    ends = counts.cumsum(0)
+    buffer = torch.empty(0, dtype=inputs.dtype, device=mask.device)
+    for rows in row_blocks(mask):
+        buffer.resize_(rows.stop - rows.start, mask.shape[1])
+        kept = token_gaps(inputs, rows, buffer)[mask[rows]]
+        first = int(ends[rows.start] - counts[rows.start])
+        gaps[first : first + kept.numel()] = kept.to(gaps.dtype)
+    row = torch.repeat_interleave(counts)
+    within = torch.arange(gaps.numel(), device=mask.device) - (ends - counts)[row]
+    order = torch.argsort(inputs.trajectory_ids * (inputs.turn_ids.max() + 1) + inputs.turn_ids)
+    ordered = counts[order]
+    before = torch.empty_like(counts)
+    before[order] = ordered.cumsum(0) - ordered
+    first_row = inputs.turn_ids == 0
+    start = torch.zeros(inputs.num_trajectories, dtype=counts.dtype, device=mask.device)
+    start[inputs.trajectory_ids[first_row]] = before[first_row]
+    place = (before - start[inputs.trajectory_ids])[row] + within
+    return _Units(gaps, row, inputs.trajectory_ids[row], place)
+
+
+def _calibrate(
+    units: _Units, inputs: CreditInputs, centering: str | None, scale: float | str | None, eps: float
+) -> Tensor:
+    evidence, trajectory = units.evidence, units.trajectory
+    group = inputs.group_index[trajectory]
+    groups = inputs.num_trajectories
+    if centering is not None:
+        ids = trajectory if centering == "trajectory" else group
+        evidence = evidence - segment_mean(evidence, ids, groups)[ids]
+    if scale == "group_std":
+        return evidence / (segment_std(evidence, group, groups) + eps)[group]
+    return evidence if scale is None else evidence / float(scale)
+
+
+def _initial_beliefs(inputs: CreditInputs, prior: str, eps: float) -> Tensor:
+    successes = inputs.successes.detach().to(wide(inputs.successes.device))
+    if prior == "none":
+        return torch.full_like(successes, 0.5)
+    ids = inputs.group_index
+    return segment_mean(successes, ids, inputs.num_trajectories)[ids].clamp(eps, 1 - eps)
+
+
+def _standardise(scores: Tensor, ids: Tensor, inputs: CreditInputs, eps: float) -> Tensor:
+    """z-scores within each trajectory; exactly 0 for a trajectory of one unit."""
+    count = inputs.num_trajectories
+    centred = scores - segment_mean(scores, ids, count)[ids]
+    return centred / (segment_std(scores, ids, count) + eps)[ids]
+
+
+def _apply(
+    weights: Tensor, units: _Units, inputs: CreditInputs, rows: Tensor, lam: float, granularity: str
+) -> tuple[Tensor, Tensor]:
+    """Advantages ``[M, T]`` and turn weights ``[M]`` from unit weights and each row's advantage."""
+    factor = (1 + lam * (weights - 1)).to(inputs.dtype)
+    if granularity == "turn":
+        return spread(rows * factor, inputs), weights.to(inputs.dtype)
+    advantages = rows.new_zeros(inputs.response_mask.shape)
+    advantages[inputs.response_mask] = rows[units.row] * factor
+    return advantages, segment_mean(weights, units.row, inputs.num_rows).to(inputs.dtype)
+
+
+def _details(
+    evidence: Tensor,
+    beliefs: Tensor,
+    moves: Tensor,
+    initial: Tensor,
+    units: _Units,
+    inputs: CreditInputs,
+    granularity: str,
+) -> dict[str, Tensor]:
+    """Evidence, belief after the turn, revision over the turn and prior of every row, ``[M]`` each."""
+    if granularity == "token":
+        last = inputs.token_counts.cumsum(0) - 1
+        beliefs = beliefs[last]
+        evidence, moves = (segment_sum(values, units.row, inputs.num_rows) for values in (evidence, moves))
+    details = {
+        "evidence": evidence,
+        "beliefs": beliefs,
+        "revisions": moves,
+        "prior": initial[inputs.trajectory_ids],
+    }
+    return {name: value.to(inputs.dtype) for name, value in details.items()}
+
+
+def _metrics(
+    details: dict[str, Tensor],
+    beliefs: Tensor,
+    moves: Tensor,
+    weights: Tensor,
+    scores: Tensor,
+    units: _Units,
+    inputs: CreditInputs,
+    rows: Tensor,
+) -> dict[str, float]:
+    evidence = details["evidence"].double()
+    first = moves.abs()[inputs.turn_ids[units.row] == 0].sum()
+    credited = rows != 0
+    agree = (evidence.sign() == rows.sign()) & credited
+    saturated = (beliefs < _SATURATED) | (beliefs > 1 - _SATURATED)
+    values = {
+        "evidence_mean": evidence.mean(),
+        "evidence_std": evidence.std(correction=0),
+        "belief_saturated_share": saturated.double().mean(),
+        "first_turn_revision_share": first / moves.abs().sum().clamp(min=torch.finfo(moves.dtype).tiny),
+        "evidence_agreement_share": agree.sum() / credited.sum().clamp(min=1),
+        "weight_clip_share": (scores.abs() >= 1).double().mean(),
+        "weight_std": weights.std(correction=0),
+    }
+    return {name: float(value) for name, value in values.items()}

@@ -1,0 +1,126 @@
+"""Group-relative advantages: how much better a rollout did than the other rollouts of its task."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._checks import check_choice
+from ._segments import segment_extremes, segment_mean, segment_sum, wide
+from .inputs import CreditInputs
+
+_SCOPES = ("trajectory", "turn")
+_ROUNDING = 1e-6
+
+
+def group_relative_advantages(
+    rewards: Tensor,
+    group_ids: Tensor,
+    *,
+    scale_rewards: bool = True,
+    normalization_scope: str = "trajectory",
+    turn_counts: Tensor | None = None,
+    eps: float = 1e-4,
+) -> Tensor:
+    """Advantage of each trajectory over its group: ``A_i = (R_i - mean_g R) / (std_g R + eps)``.
+
+    The standard deviation is the sample one (ddof = 1). Rewards of a group that differ by less than a millionth of
+    the largest of them, or by less than a thousandth of ``eps``, count as equal: such a group, like a group of one,
+    gives exactly 0.
+
+    Source: GRPO (arXiv 2402.03300), AgentOPSD (arXiv 2608.05987) Eq. 2; without the division, Dr.GRPO
+    (arXiv 2503.20783).
+
+    Args:
+        rewards: ``[N]`` float, return of each trajectory.
+        group_ids: ``[N]`` int64, any distinct integers, in any order.
+        scale_rewards: divide by the standard deviation.
+        normalization_scope: ``"trajectory"`` counts each rollout once, ``"turn"`` once per turn, as verl-agent does.
+        turn_counts: ``[N]`` int, turns of each trajectory; needed for ``"turn"``.
+        eps: added to the standard deviation.
+
+    Returns:
+        ``[N]`` advantages in the dtype of ``rewards`` (half precision gives float32).
+
+    Raises:
+        TypeError: rewards are not floating point, or group_ids are not integers.
+        ValueError: shapes differ, rewards are not finite, the scope is unknown or lacks ``turn_counts``.
+
+    >>> group_relative_advantages(torch.tensor([1.0, 0.0]), torch.tensor([7, 7]), scale_rewards=False)
+    tensor([ 0.5000, -0.5000])
+    """
+    _check(rewards, group_ids, normalization_scope, turn_counts, eps)
+    values = rewards.detach().to(wide(rewards.device))
+    unique, ids = torch.unique(group_ids, return_inverse=True)
+    count = unique.numel()
+    per_turn = normalization_scope == "turn" and turn_counts is not None
+    weights = turn_counts.to(values.dtype) if per_turn and turn_counts is not None else torch.ones_like(values)
+    centred = values - segment_mean(values, ids, count, weights)[ids]
+    low, high = segment_extremes(values, ids, count)
+    equal = high - low <= _ROUNDING * torch.maximum(low.abs(), high.abs()) + 1e-3 * eps
+    advantages = centred
+    if scale_rewards:
+        freedom = (segment_sum(weights, ids, count) - 1).clamp(min=1)
+        variance = segment_sum(weights * centred.square(), ids, count) / freedom
+        advantages = centred / (variance.sqrt() + eps)[ids]
+    advantages = advantages.masked_fill(equal[ids], 0.0)
+    return advantages.to(torch.float64 if rewards.dtype == torch.float64 else torch.float32)
+
+
+def trajectory_advantages(inputs: CreditInputs, *, scale_rewards: bool, normalization_scope: str, eps: float) -> Tensor:
+    """``[N]`` group-relative advantages of a batch in ``inputs.dtype``."""
+    advantages = group_relative_advantages(
+        inputs.rewards,
+        inputs.group_ids,
+        scale_rewards=scale_rewards,
+        normalization_scope=normalization_scope,
+        turn_counts=inputs.turn_counts,
+        eps=eps,
+    )
+    return advantages.to(inputs.dtype)
+
+
+def group_metrics(inputs: CreditInputs, advantages: Tensor) -> dict[str, float]:
+    """Scalars of the group baseline.
+
+    ``mean_abs_advantage`` = (1/N) sum_i |A_i|; ``zero_advantage_group_share`` = groups whose A_i are all 0 / groups.
+    """
+    ids = inputs.group_index
+    count = int(ids.max()) + 1
+    size = segment_sum(advantages.abs(), ids, count)
+    return {
+        "mean_abs_advantage": float(advantages.abs().mean()),
+        "zero_advantage_group_share": float((size == 0).double().mean()),
+    }
+
+
+def _check(rewards: Tensor, group_ids: Tensor, scope: str, turn_counts: Tensor | None, eps: float) -> None:
+    where = "group_relative_advantages"
+    check_choice(where, "normalization_scope", scope, _SCOPES)
+    if not (isinstance(eps, (int, float)) and eps >= 0):
+        raise ValueError(f"{where}: eps must be a number of at least 0, got {eps!r}; use 1e-4")
+    if not rewards.is_floating_point():
+        raise TypeError(f"{where}: rewards must be floating point, got {rewards.dtype}; call .float()")
+    if group_ids.is_floating_point() or group_ids.dtype == torch.bool:
+        raise TypeError(f"{where}: group_ids must be integers, got {group_ids.dtype}; call .long()")
+    if rewards.ndim != 1 or rewards.numel() == 0:
+        raise ValueError(f"{where}: rewards must be [N], not empty, got {list(rewards.shape)}; one per trajectory")
+    for name, value in (("group_ids", group_ids), ("turn_counts", turn_counts)):
+        if value is not None and value.shape != rewards.shape:
+            raise ValueError(
+                f"{where}: {name} must be [N] = {list(rewards.shape)}, got {list(value.shape)}; one per trajectory"
+            )
+    if not bool(torch.isfinite(rewards).all()):
+        index = int((~torch.isfinite(rewards)).nonzero()[0, 0])
+        raise ValueError(
+            f"{where}: rewards must be finite, got {float(rewards[index])} at index {index}; "
+            "leave out a rollout whose reward is missing"
+        )
+    if scope == "turn" and turn_counts is None:
+        raise ValueError(
+            f"{where}: turn_counts must be given for the scope 'turn', got None; pass turns per trajectory"
+        )
+    if turn_counts is not None and not bool((turn_counts > 0).all()):
+        raise ValueError(
+            f"{where}: turn_counts must be positive, got {int(turn_counts.min())}; leave out trajectories without turns"
+        )
