@@ -1,0 +1,50 @@
+"""Decision processes with known pivotal turns, and teachers of chosen quality: the truth to judge credit by.
+
+>>> import torch
+>>> batch = synthetic_batch(key_door(), TEACHERS["noisy"], generator=torch.Generator().manual_seed(0))
+>>> batch.advantages.shape == batch.inputs.trajectory_ids.shape
+True
+"""
+
+from .library import (
+    PROCESSES,
+    detour,
+    key_door,
+    late_choice,
+    lock_chain,
+    long_horizon,
+    misleading_evidence,
+    redundant_evidence,
+)
+from .process import (
+    DecisionProcess,
+    Episodes,
+    ExactCredit,
+    ExactValues,
+    exact_credit,
+    exact_values,
+    sample_episodes,
+)
+from .teacher import TEACHERS, SyntheticBatch, Teacher, synthetic_batch
+
+__all__ = [
+    "DecisionProcess",
+    "Episodes",
+    "ExactCredit",
+    "ExactValues",
+    "exact_credit",
+    "exact_values",
+    "sample_episodes",
+    "PROCESSES",
+    "detour",
+    "key_door",
+    "late_choice",
+    "lock_chain",
+    "long_horizon",
+    "misleading_evidence",
+    "redundant_evidence",
+    "TEACHERS",
+    "SyntheticBatch",
+    "Teacher",
+    "synthetic_batch",
+]

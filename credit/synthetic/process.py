@@ -1,0 +1,200 @@
+"""Tabular decision processes: exact values by dynamic programming, and sampled groups of trajectories.
+
+Axes: S states, A actions, H turns at most, N trajectories. All probabilities and values are float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class DecisionProcess:
+    """A finite-horizon process together with the policy whose trajectories are judged.
+
+    Args:
+        name: for tables.
+        transitions: ``[S, A, S]`` float64, probability of the next state.
+        policy: ``[S, A]`` float64, the student's action probabilities.
+        entry_rewards: ``[S]`` float64, reward for entering a state.
+        terminal: ``[S]`` bool, states in which an episode is over.
+        start: first state.
+        horizon: H, the turn limit; an episode still running then ends without further reward.
+        decisions: ``[S]`` int64, identity of the decision faced in a state; equal where the same decision is faced.
+        phases: ``[S]`` int64, the stretch of the task a state belongs to.
+        echo: ``[S]`` float64, nats that privileged context adds to a turn in this state whatever the action: evidence
+            that repeats what earlier turns decided.
+        hint_bias: ``[S, A]`` float64, nats the teacher prefers an action by without reason: misleading evidence.
+
+    Raises:
+        ValueError: a shape is wrong, a row of probabilities does not sum to 1, or the start is terminal.
+    """
+
+    name: str
+    transitions: Tensor
+    policy: Tensor
+    entry_rewards: Tensor
+    terminal: Tensor
+    start: int
+    horizon: int
+    decisions: Tensor
+    phases: Tensor
+    echo: Tensor
+    hint_bias: Tensor
+
+    def __post_init__(self) -> None:
+        states, actions = self.policy.shape
+        shapes = {"transitions": (states, actions, states), "hint_bias": (states, actions)}
+        shapes |= dict.fromkeys(("entry_rewards", "terminal", "decisions", "phases", "echo"), (states,))
+        for name, shape in shapes.items():
+            if tuple(getattr(self, name).shape) != shape:
+                raise ValueError(
+                    f"DecisionProcess: {name} must have shape {list(shape)}, got {list(getattr(self, name).shape)}; "
+                    "size it like policy [S, A]"
+                )
+        for name in ("transitions", "policy"):
+            value = getattr(self, name)
+            if bool((value < 0).any()) or not bool(((value.sum(-1) - 1).abs() < _ROUNDING).all()):
+                worst = float(value.sum(-1).flatten()[(value.sum(-1) - 1).abs().argmax()])
+                raise ValueError(
+                    f"DecisionProcess: {name} must hold probabilities that sum to 1 over its last axis, got a row "
+                    f"with sum {worst:.6g} and smallest entry {float(value.min()):.3g}; normalise it"
+                )
+        if not 0 <= self.start < states or bool(self.terminal[self.start]):
+            raise ValueError(
+                f"DecisionProcess: start must be a state in [0, {states}) that is not terminal, got {self.start}; "
+                "start where there is something to decide"
+            )
+        if self.horizon < 1:
+            raise ValueError(f"DecisionProcess: horizon must be at least 1, got {self.horizon}; allow one turn")
+
+
+class ExactValues(NamedTuple):
+    """Values under the process's policy; index t is the number of turns already taken.
+
+    Args:
+        state: ``[H + 1, S]`` float64, V_t(s): expected reward still to come; 0 at t = H and in terminal states.
+        action: ``[H, S, A]`` float64, Q_t(s, a).
+    """
+
+    state: Tensor
+    action: Tensor
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Sampled trajectories of one process, padded to H turns.
+
+    Args:
+        process: where they come from.
+        states: ``[N, H + 1]`` int64, the state before each turn and after the last.
+        actions: ``[N, H]`` int64, 0 after the end.
+        alive: ``[N, H]`` bool, whether the turn was taken; True from 0 to K_i - 1.
+        rewards: ``[N, H]`` float64, reward of each turn.
+        group_ids: ``[N]`` int64, ascending.
+    """
+
+    process: DecisionProcess
+    states: Tensor
+    actions: Tensor
+    alive: Tensor
+    rewards: Tensor
+    group_ids: Tensor
+
+    @property
+    def returns(self) -> Tensor:
+        """``[N]`` float64, the return of each trajectory."""
+        return self.rewards.sum(-1)
+
+    @property
+    def turns(self) -> tuple[Tensor, Tensor]:
+        """Trajectory ``[M]`` and turn ``[M]`` of each turn taken, ordered by (trajectory, turn)."""
+        trajectory, turn = self.alive.nonzero(as_tuple=True)
+        return trajectory, turn
+
+
+class ExactCredit(NamedTuple):
+    """What each turn was worth, exactly; per trajectory ``sum(advantages + luck) = return - V_0(start)``.
+
+    Args:
+        advantages: ``[M]`` float64, Q_t(s, a) - V_t(s): what the choice of this turn changed.
+        luck: ``[M]`` float64, r + V_{t+1}(s') - Q_t(s, a): what the environment's dice changed.
+    """
+
+    advantages: Tensor
+    luck: Tensor
+
+
+def exact_values(process: DecisionProcess) -> ExactValues:
+    """Evaluate the policy by backward induction.
+
+    ``Q_t(s, a) = sum_s' P(s'|s, a) (r(s') + V_{t+1}(s'))``, ``V_t(s) = sum_a pi(a|s) Q_t(s, a)``, ``V_H = 0``.
+    """
+    states, actions = process.policy.shape
+    state = torch.zeros(process.horizon + 1, states, dtype=torch.float64)
+    action = torch.zeros(process.horizon, states, actions, dtype=torch.float64)
+    running = (~process.terminal).double()
+    for turn in reversed(range(process.horizon)):
+        action[turn] = (process.transitions @ (process.entry_rewards + state[turn + 1])) * running[:, None]
+        state[turn] = (process.policy * action[turn]).sum(-1)
+    return ExactValues(state, action)
+
+
+def sample_episodes(process: DecisionProcess, *, groups: int, group_size: int, generator: torch.Generator) -> Episodes:
+    """Sample ``groups * group_size`` trajectories under the process's policy, all at once.
+
+    Args:
+        process: the process.
+        groups: P, number of groups (tasks); every group is the same process.
+        group_size: G, rollouts of a group.
+        generator: source of randomness; the same state gives the same episodes.
+
+    Raises:
+        ValueError: groups or group_size is below 1.
+    """
+    for name, value in (("groups", groups), ("group_size", group_size)):
+        if value < 1:
+            raise ValueError(f"sample_episodes: {name} must be at least 1, got {value}; ask for some")
+    count, horizon = groups * group_size, process.horizon
+    states = torch.full((count, horizon + 1), process.start)
+    actions = torch.zeros(count, horizon, dtype=torch.long)
+    alive = torch.zeros(count, horizon, dtype=torch.bool)
+    rewards = torch.zeros(count, horizon, dtype=torch.float64)
+    choice, outcome = process.policy.cumsum(-1), process.transitions.cumsum(-1)
+    for turn in range(horizon):
+        state = states[:, turn]
+        running = ~process.terminal[state]
+        action = _draw(choice[state], generator)
+        following = torch.where(running, _draw(outcome[state, action], generator), state)
+        states[:, turn + 1] = following
+        alive[:, turn] = running
+        actions[:, turn] = torch.where(running, action, 0)
+        rewards[:, turn] = torch.where(running, process.entry_rewards[following], 0.0)
+    return Episodes(process, states, actions, alive, rewards, torch.arange(groups).repeat_interleave(group_size))
+
+
+def exact_credit(episodes: Episodes, values: ExactValues | None = None) -> ExactCredit:
+    """Exact advantage and luck of every turn, in the order of ``episodes.turns``.
+
+    Args:
+        episodes: sampled trajectories.
+        values: of their process; computed if None.
+    """
+    values = exact_values(episodes.process) if values is None else values
+    trajectory, turn = episodes.turns
+    state, following = episodes.states[trajectory, turn], episodes.states[trajectory, turn + 1]
+    action = values.action[turn, state, episodes.actions[trajectory, turn]]
+    after = episodes.rewards[trajectory, turn] + values.state[turn + 1, following]
+    return ExactCredit(action - values.state[turn, state], after - action)
+
+
+def _draw(cumulative: Tensor, generator: torch.Generator) -> Tensor:
+    """One index per row of ``[N, C]`` cumulative probabilities; an entry of probability 0 is never drawn."""
+    uniform = torch.rand(cumulative.shape[0], 1, generator=generator, dtype=torch.float64)
+    return (uniform * cumulative[:, -1:] >= cumulative).sum(-1).clamp(max=cumulative.shape[1] - 1)

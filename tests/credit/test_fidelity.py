@@ -1,0 +1,194 @@
+"""Measures of fidelity on hand-made credit, against a naive loop, and their identities."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turncredit.credit import Credit, CreditInputs
+from turncredit.credit.fidelity import (
+    confidence_interval,
+    credit_fidelity,
+    paired_interval,
+    turn_credit,
+)
+from turncredit.credit.synthetic import key_door, synthetic_batch
+
+
+def batch_of(lengths: list[int], rewards: list[float], groups: list[int], tokens: list[int] | None = None):
+    trajectory = torch.tensor([i for i, length in enumerate(lengths) for _ in range(length)])
+    turn = torch.tensor([k for length in lengths for k in range(length)])
+    tokens = tokens or [1] * turn.numel()
+    mask = torch.arange(max(tokens)) < torch.tensor(tokens)[:, None]
+    return CreditInputs(
+        mask, trajectory, turn, torch.tensor(groups), torch.tensor(rewards), torch.tensor(rewards), -1.0 * mask
+    )
+
+
+# One won and one lost trajectory of four and three turns.
+TRUTH = torch.tensor([0.0, 0.4, 0.1, 0.0, 0.2, -0.5, 0.005], dtype=torch.float64)
+
+
+def two() -> CreditInputs:
+    return batch_of([4, 3], [1.0, 0.0], [0, 0])
+
+
+def test_measures_by_hand() -> None:
+    credit = torch.tensor([1.0, 2.0, 0.5, 1.0, -1.0, -2.0, -3.0])
+    found = credit_fidelity(credit, two(), TRUTH)
+    # Won: ranks of credit (1.5, 3, 0, 1.5) and truth (0.5, 3, 2, 0.5), centred on 1.5:
+    #   (0, 1.5, -1.5, 0) . (-1, 1.5, 0.5, -1) = 2.25 - 0.75 = 1.5; norms^2 4.5 and 4.5: rho = 1/3.
+    # Lost: ranks (2, 1, 0) and (2, 0, 1): (1, 0, -1) . (1, -1, 0) = 1 over 2: rho = 1/2.
+    assert found.rank_correlation == pytest.approx((1 / 3 + 1 / 2) / 2)
+    # Won: 5 pairs differ: right 0-1, 1-2, 1-3; wrong 0-2, 2-3. Lost: 0-1 and 0-2 right, 1-2 not.
+    assert found.pair_accuracy == pytest.approx((3 / 5 + 2 / 3) / 2)
+    # Pivotal for the outcome: turns 1 and 2 when won (0.1 counts); turn 1 when lost.
+    # Won: top two of (1, 2, 0.5, 1): turn 1 surely, then a coin between turns 0 and 3: recall 1/2.
+    # Lost, aligned credit (1, 2, 3): the top one is turn 2: recall 0.
+    assert found.pivotal_recall == pytest.approx(0.25)
+    assert found.pivotal_chance == pytest.approx((2 / 4 + 1 / 3) / 2)
+    assert found.redundant_share == pytest.approx((2 / 4.5 + 3 / 6) / 2)
+    # Pivotal either way: turns 1, 2 (right sign); turns 0 (good, credit negative: wrong) and 1 (right).
+    assert found.sign_errors == pytest.approx((0 + 0.5) / 2)
+    # Mean credit 1.125 and -2. Turn 1 above: right; turn 2 below: wrong. Turn 0 above: right; turn 1 on it: half.
+    assert found.direction_errors == pytest.approx((0.5 + 0.25) / 2)
+    assert found.trajectories == 2
+
+
+def test_redundant_share_and_mean_weigh_tokens() -> None:
+    inputs = batch_of([2, 1], [1.0, 0.0], [0, 0], tokens=[3, 1, 1])
+    found = credit_fidelity(torch.tensor([1.0, 2.0, -1.0]), inputs, torch.tensor([0.0, 0.5, -0.5]))
+    # Won: 3 x 1 redundant, 1 x 2 not: 3/5. Lost: 0. Means 1.25 and -1: turn 1 above (right), the single turn on it.
+    assert found.redundant_share == pytest.approx((3 / 5 + 0) / 2)
+    assert found.direction_errors == pytest.approx((0 + 0.5) / 2)
+
+
+def test_equal_credit_is_chance_everywhere() -> None:
+    inputs = batch_of([4, 3], [1.0, 0.0], [0, 0])
+    sign = torch.where(inputs.trajectory_ids == 0, 0.7, -0.7)
+    found = credit_fidelity(sign, inputs, TRUTH)
+    assert found.rank_correlation == 0
+    assert found.pair_accuracy == 0.5
+    assert found.pivotal_recall == found.pivotal_chance
+    assert found.direction_errors == 0.5
+
+
+def test_exact_credit_is_perfect() -> None:
+    batch = synthetic_batch(key_door(), groups=8, generator=torch.Generator().manual_seed(0))
+    clean = torch.where(batch.advantages.abs() < 0.01, 0.0, batch.advantages)
+    found = credit_fidelity(clean, batch.inputs, batch.advantages)
+    assert found.rank_correlation == pytest.approx(1)
+    assert (found.pair_accuracy, found.pivotal_recall) == (1, 1)
+    assert (found.redundant_share, found.sign_errors) == (0, 0)
+    wrong = credit_fidelity(-clean, batch.inputs, batch.advantages)
+    assert wrong.rank_correlation == pytest.approx(-1)
+    assert (wrong.pair_accuracy, wrong.sign_errors) == (0, 1)
+
+
+def test_ranking_credit_is_ranking_outcome_aligned_weights() -> None:
+    scipy = pytest.importorskip("scipy.stats")
+    inputs, weights = two(), torch.tensor([1.1, 0.9, 1.2, 1.0, 0.8, 1.15, 1.05])
+    sign = torch.where(inputs.trajectory_ids == 0, 1.0, -1.0)
+    truth = torch.where(TRUTH.abs() < 0.01, 0.0, TRUTH)
+    expected = [scipy.spearmanr(weights[rows], (sign * truth)[rows]).statistic for rows in (slice(0, 4), slice(4, 7))]
+    found = credit_fidelity(sign * 0.5 * weights, inputs, TRUTH)
+    assert found.rank_correlation == pytest.approx(sum(expected) / 2)
+
+
+def naive(credit: list[float], truth: list[float], sign: int) -> tuple[float, float]:
+    """Pair accuracy and recall of one trajectory, by enumeration."""
+    n = range(len(credit))
+    pairs = [(i, j) for i in n for j in n if truth[i] > truth[j]]
+    right = sum(1.0 if credit[i] > credit[j] else 0.5 if credit[i] == credit[j] else 0.0 for i, j in pairs)
+    wanted = [i for i in n if truth[i] * sign >= 0.1]
+    hits = 0.0
+    for i in wanted:
+        above = sum(credit[j] * sign > credit[i] * sign for j in n)
+        equal = sum(credit[j] == credit[i] for j in n)
+        hits += min(max((len(wanted) - above) / equal, 0.0), 1.0)
+    return (right / len(pairs) if pairs else math.nan), (hits / len(wanted) if wanted else math.nan)
+
+
+VALUES = st.sampled_from([-0.5, -0.25, 0.0, 0.25, 0.5, 1.0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=7), st.lists(st.tuples(VALUES, VALUES), min_size=1))
+def test_a_naive_loop_agrees_and_row_order_does_not_matter(first, second) -> None:
+    rows = [*first, *second[:5]]
+    inputs = batch_of([len(first), len(second[:5])], [1.0, 0.0], [3, 3])
+    credit, truth = torch.tensor(rows, dtype=torch.float64).T
+    found = credit_fidelity(credit, inputs, truth)
+    parts = [naive(*zip(*part, strict=True), sign) for part, sign in ((first, 1), (second[:5], -1))]  # type: ignore
+    for value, column in zip((found.pair_accuracy, found.pivotal_recall), zip(*parts, strict=True), strict=True):
+        known = [x for x in column if not math.isnan(x)]
+        assert value == pytest.approx(sum(known) / len(known)) if known else math.isnan(value)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    moved = replace(
+        inputs,
+        **{name: getattr(inputs, name)[order] for name in
+           ("response_mask", "trajectory_ids", "turn_ids", "student_logprobs")},
+    )  # fmt: skip
+    again = credit_fidelity(credit[order], moved, truth[order])
+    assert repr(again) == repr(found)
+
+
+def test_groups_without_both_outcomes_are_left_out() -> None:
+    inputs = batch_of([2, 2, 2, 2], [1.0, 1.0, 1.0, 0.0], [5, 5, 2, 2])
+    truth = torch.tensor([0.5, 0, 0.5, 0, 0.5, 0, -0.5, 0], dtype=torch.float64)
+    credit = torch.tensor([0.0, 9.0, 0.0, 9.0, 1.0, 0.0, -1.0, 0.0])
+    found = credit_fidelity(credit, inputs, truth)
+    assert found.trajectories == 2
+    assert found.pair_accuracy == 1
+    nothing = credit_fidelity(credit[:4], batch_of([2, 2], [1.0, 1.0], [5, 5]), truth[:4])
+    assert nothing.trajectories == 0
+    assert math.isnan(nothing.rank_correlation)
+
+
+def test_rounding_in_credit_is_a_tie() -> None:
+    inputs = two()
+    jitter = torch.tensor([1e-7, -1e-7, 2e-7, 0, 1e-7, 0, -1e-7], dtype=torch.float64)
+    sign = torch.where(inputs.trajectory_ids == 0, 0.7, -0.7)
+    assert credit_fidelity(sign + jitter, inputs, TRUTH).rank_correlation == 0
+
+
+def test_turn_credit_is_the_mean_over_sampled_tokens() -> None:
+    inputs = batch_of([1, 1], [1.0, 0.0], [0, 0], tokens=[3, 1])
+    credit = Credit(torch.tensor([[1.0, 2.0, 6.0], [-1.0, 50.0, 50.0]]), torch.ones(2))
+    assert turn_credit(credit, inputs).tolist() == [3.0, -1.0]
+
+
+def test_intervals_by_hand_and_against_scipy() -> None:
+    # 1, 2, 3: mean 2, s = 1, t(2) = 4.3027: 4.3027 / sqrt(3).
+    mean, half = confidence_interval([1.0, 2.0, 3.0])
+    assert (mean, half) == (2.0, pytest.approx(4.3027 / math.sqrt(3)))
+    assert paired_interval([1.0, 2.0, 4.0], [0.0, 1.0, 3.0]) == (1.0, 0.0)
+    assert math.isnan(confidence_interval([3.0])[1])
+    scipy = pytest.importorskip("scipy.stats")
+    for count in (2, 5, 12, 31, 32, 60, 200):
+        values = [float(index % 7) for index in range(count)]
+        spread = torch.tensor(values, dtype=torch.float64).std().item()
+        expected = scipy.t.ppf(0.975, count - 1) * spread / math.sqrt(count)
+        assert confidence_interval(values)[1] == pytest.approx(expected, rel=1e-4)
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match=r"credit_fidelity: credit must be \[M\] = \[7\], got \[3\]"):
+        credit_fidelity(torch.zeros(3), two(), TRUTH)
+    with pytest.raises(ValueError, match=r"exact_advantages must be \[M\]"):
+        credit_fidelity(torch.zeros(7), two(), TRUTH[:2])
+    with pytest.raises(ValueError, match="credit must be finite, got nan"):
+        credit_fidelity(torch.full((7,), torch.nan), two(), TRUTH)
+    with pytest.raises(ValueError, match="credit_fidelity: pivotal must be a number in"):
+        credit_fidelity(torch.zeros(7), two(), TRUTH, pivotal=0.001)
+    with pytest.raises(ValueError, match=r"turn_credit: credit.advantages must have shape \[7, 1\]"):
+        turn_credit(Credit(torch.zeros(2, 2), torch.ones(2)), two())
+    with pytest.raises(ValueError, match="confidence_interval: values must hold at least one"):
+        confidence_interval([])
+    with pytest.raises(ValueError, match=r"paired_interval: baseline must have as many seeds as values \(1\), got 2"):
+        paired_interval([1.0], [1.0, 2.0])
