@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._checks import check_choice, check_range
 from ._segments import segment_mean
 from .align_checks import check_correspondence, scored_pairs
 from .align_report import align_details, align_metrics
 from .allocation import Allocation, allocate
-from .groups import check_choice, check_range, trajectory_advantages
+from .groups import trajectory_advantages
 from .inputs import Credit, CreditInputs
 from .invalid_action import invalid_action_residual
 from .profiles import Divergence, boundary_threshold, profile_divergence

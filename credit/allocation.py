@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ._checks import check_range
 from ._segments import segment_sum, wide
-from .groups import check_range
 
 _CHUNK = 1 << 21
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .groups import check_range, group_relative_advantages
+from ._checks import check_range
+from .groups import group_relative_advantages
 
 
 def invalid_action_residual(

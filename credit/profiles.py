@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ._checks import check_choice, check_range
 from .correspondence import Correspondence, TaskBlock
-from .groups import check_choice, check_range
 from .sources import check_selection
 
 DISTANCES = ("jensen_shannon", "entropy", "cosine")

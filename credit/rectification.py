@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .groups import check_choice, check_range
+from ._checks import check_choice, check_range
 from .sources import Sources
 
 MIXTURES = ("probability", "log_mean")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 
@@ -120,7 +121,7 @@ def segment(scores, defined, threshold, min_span, max_span, floor=0.01):
             cuts.append(k)
     while True:
         cuts.sort()
-        spans = list(zip(cuts[:-1], cuts[1:], strict=True))
+        spans = list(itertools.pairwise(cuts))
         long = [span for span in spans if span[1] - span[0] > max_span]
         if not long:
             return spans
@@ -171,9 +172,9 @@ def allocate(scores, n, spans, temperature, mix, lower, upper):
 
 def normalise(values, eps=1e-4):
     """``(v - mean) / (std + eps)`` with ddof = 1."""
-    mean = sum(values) / len(values)
     if len(values) < 2 or max(values) == min(values):
         return [0.0 for _ in values]
+    mean = sum(values) / len(values)
     std = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
     return [(value - mean) / (std + eps) for value in values]
 
