@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._checks import check_choice
+from ._checks import check_choice as check_choice
+from ._checks import check_range as check_range
 from ._segments import segment_extremes, segment_mean, segment_sum, wide
 from .inputs import CreditInputs
 

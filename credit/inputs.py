@@ -108,8 +108,8 @@ class Credit:
 
     Args:
         advantages: ``[M, T]`` float, detached, 0 outside ``response_mask``.
-        turn_weights: ``[M]`` float, the weight w_k of each turn, 1 for plain GRPO. For AgentOPSD, RLSD and StepOPSD
-            this is w before it is mixed with 1 by lambda; for token-level weights it is the mean over the turn.
+        turn_weights: ``[M]`` float, the weight of each turn, 1 for plain GRPO; each method documents its own (for
+            AgentOPSD it is w_k before lambda mixes it with 1).
         metrics: scalars worth logging.
         details: tensors worth plotting; each method documents its own.
     """
@@ -139,13 +139,13 @@ _KINDS = {
     "student_logprobs": (_FLOATS, "call .float()"),
     "teacher_logprobs": (_FLOATS, "call .float()"),
 }
+_OPTIONAL = ("teacher_logprobs", "valid_actions", "span_mask", "anchor_ids", "turn_rewards")
 
 
 def _check_kinds(inputs: CreditInputs) -> None:
     for name, (dtypes, fix) in _KINDS.items():
         value = getattr(inputs, name)
-        optional = name in ("span_mask", "valid_actions", "anchor_ids", "turn_rewards", "teacher_logprobs")
-        if value is None and optional:
+        if value is None and name in _OPTIONAL:
             continue
         if not isinstance(value, Tensor):
             raise TypeError(f"CreditInputs: {name} must be a torch.Tensor, got {type(value).__name__}; {fix}")

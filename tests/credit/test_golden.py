@@ -73,3 +73,36 @@ def test_agent_opsd(shared_dir: Path, index: int, dtype: torch.dtype) -> None:
     close(credit.advantages, case["expected"]["token_advantages"], dtype)
     if "turn_weights" in case["expected"]:
         close(credit.turn_weights, case["expected"]["turn_weights"], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("index", range(4))
+def test_rlsd(shared_dir: Path, index: int, dtype: torch.dtype) -> None:
+    case = cases(shared_dir / "golden/rlsd.json")[index]
+    credit = get_credit("rlsd", lam=case["options"]["lam"], band=case["options"]["clip"])(batch(case["inputs"], dtype))
+    close(credit.advantages, case["expected"]["token_advantages"], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("index", range(16))
+def test_step_opsd(shared_dir: Path, index: int, dtype: torch.dtype) -> None:
+    case = cases(shared_dir / "golden/step_opsd.json")[index]
+    options = case["options"]
+    method = get_credit(
+        "step_opsd",
+        lam=options["lambda_mix"],
+        band=options["alpha_clip"],
+        step_normalization=options["step_normalization"],
+    )
+    credit = method(batch(case["inputs"], dtype, span_mask=torch.tensor(case["inputs"]["span_mask"])))
+    close(credit.advantages, case["expected"]["token_advantages"], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("index", range(4))
+def test_gigpo(shared_dir: Path, index: int, dtype: torch.dtype) -> None:
+    case = cases(shared_dir / "golden/gigpo.json")[index]
+    inputs = batch(case["inputs"], dtype, anchor_ids=torch.tensor(case["inputs"]["anchor_state"]))
+    credit = get_credit("gigpo", **case["options"])(inputs)
+    expected = torch.tensor(case["expected"]["turn_advantages"], dtype=torch.float64)[:, None] * inputs.response_mask
+    close(credit.advantages, expected.tolist(), dtype)

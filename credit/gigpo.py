@@ -1,0 +1,139 @@
+"""GiGPO: turns of one task that saw the same observation are compared by what they earned from there on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._checks import check_choice, check_range
+from ._gaps import spread
+from ._segments import decayed_sums, segment_sum, wide
+from .groups import group_metrics, group_relative_advantages
+from .inputs import Credit, CreditInputs
+from .registry import register_credit
+
+
+@register_credit("gigpo", requires=("anchor_ids",), presets={"gigpo_std": {"normalization": "mean_std"}})
+def gigpo(
+    inputs: CreditInputs,
+    *,
+    step_weight: float = 1.0,
+    discount: float = 0.95,
+    normalization: str = "mean",
+    eps: float = 1e-6,
+) -> Credit:
+    """Episode advantage plus a step advantage among turns with the same anchor: ``A~_k = A_i + step_weight * S_k``.
+
+    ``Q_k = r_k + discount * Q_{k+1}`` is the discounted return from turn k; ``S_k = Q_k - mean Q`` over the turns of
+    the group with the same ``anchor_ids``, and ``A_i = R_i - mean_g R``; ``"mean_std"`` divides each by its sample
+    standard deviation (ddof = 1) plus eps. A turn whose anchor nobody shares has S = 0.
+
+    Source: GiGPO (arXiv 2505.10978). Where ``turn_rewards`` is None, ``rewards`` is earned at the last turn.
+
+    Args:
+        inputs: the batch; needs ``anchor_ids`` (exact ones, or those of :func:`similarity_anchors`).
+        step_weight: omega, at least 0; 0 is GRPO with the same normalisation, bit for bit.
+        discount: in (0, 1].
+        normalization: ``"mean"`` or ``"mean_std"``.
+        eps: stabiliser of the division.
+
+    Returns:
+        Credit with ``turn_weights`` = A~_k / A_i (1 where A_i = 0) and details, each ``[M]``: ``step_returns`` Q_k,
+        ``step_advantages`` S_k. Metrics: ``anchored_turn_share`` = turns whose anchor another turn of the group
+        shares / turns, ``mean_abs_step_advantage`` = mean of |S_k| over turns, and those of
+        :func:`~turncredit.credit.groups.group_metrics` for A_i.
+
+    Raises:
+        ValueError: an option is out of range, or ``anchor_ids`` is None.
+    """
+    check_range("gigpo", "step_weight", step_weight, 0, float("inf"), ")")
+    check_range("gigpo", "discount", discount, 0, 1, "(")
+    check_choice("gigpo", "normalization", normalization, ("mean", "mean_std"))
+    assert inputs.anchor_ids is not None
+    divide = normalization == "mean_std"
+    episode = group_relative_advantages(inputs.rewards, inputs.group_ids, scale_rewards=divide, eps=eps)
+    episode = episode.to(inputs.dtype)
+    returns = step_returns(inputs, discount=discount)
+    groups = inputs.group_index[inputs.trajectory_ids]
+    anchors = torch.unique(torch.stack([groups, inputs.anchor_ids]), dim=1, return_inverse=True)[1]
+    steps = group_relative_advantages(returns, anchors, scale_rewards=divide, eps=eps).to(inputs.dtype)
+    rows = episode[inputs.trajectory_ids]
+    turns = rows + step_weight * steps
+    shared = torch.bincount(anchors)[anchors] > 1
+    metrics = {
+        "anchored_turn_share": float(shared.double().mean()),
+        "mean_abs_step_advantage": float(steps.abs().mean()),
+        **group_metrics(inputs, episode),
+    }
+    weights = torch.where(rows == 0, 1.0, turns / rows.masked_fill(rows == 0, 1))
+    details = {"step_returns": returns.to(inputs.dtype), "step_advantages": steps}
+    return Credit(spread(turns, inputs), weights, metrics, details)
+
+
+def step_returns(inputs: CreditInputs, *, discount: float = 0.95) -> Tensor:
+    """``[M]`` discounted return from each turn on: ``Q_k = r_k + discount * Q_{k+1}``, in the wide dtype.
+
+    Without ``turn_rewards`` the trajectory's reward is earned at its last turn.
+    """
+    trajectory, counts = inputs.trajectory_ids, inputs.turn_counts
+    left = counts[trajectory] - 1 - inputs.turn_ids
+    dtype = wide(trajectory.device)
+    if inputs.turn_rewards is None:
+        earned = torch.where(left == 0, inputs.rewards[trajectory].to(dtype), 0.0)
+    else:
+        earned = inputs.turn_rewards.to(dtype)
+    grid = earned.new_zeros(inputs.num_trajectories, int(counts.max()))
+    grid[trajectory, left] = earned
+    return decayed_sums(grid, discount)[trajectory, left]
+
+
+def similarity_anchors(inputs: CreditInputs, embeddings: Tensor, *, threshold: float = 0.95) -> Tensor:
+    """Anchor ids for turns whose observations are alike, not equal: ``replace(inputs, anchor_ids=...)`` uses them.
+
+    Turns of one group are joined where their cosine is at least ``threshold``, and by transitivity; unlike the
+    released code's first-come clusters, this does not depend on the order of the rows.
+
+    Args:
+        inputs: the batch, for the group of each row.
+        embeddings: ``[M, D]`` float, one vector per turn's observation.
+        threshold: cosine in (-1, 1].
+
+    Returns:
+        ``[M]`` int64: for each turn the smallest row of its cluster.
+
+    Raises:
+        ValueError: the shape differs, a vector is zero or not finite, or the threshold is out of range.
+    """
+    where = "similarity_anchors"
+    check_range(where, "threshold", threshold, -1, 1, "(")
+    if embeddings.ndim != 2 or embeddings.shape[0] != inputs.num_rows:
+        raise ValueError(
+            f"{where}: embeddings must be [M, D] with M = {inputs.num_rows}, got {list(embeddings.shape)}; "
+            "encode one observation per turn"
+        )
+    norms = embeddings.float().norm(dim=-1, keepdim=True)
+    if not bool(((norms > 0) & torch.isfinite(norms)).all()):
+        raise ValueError(
+            f"{where}: embeddings must be finite and not 0, got a norm of {float(norms.min())}; encode text"
+        )
+    unit = embeddings.float() / norms
+    groups = inputs.group_index[inputs.trajectory_ids]
+    anchors = torch.arange(inputs.num_rows, device=embeddings.device)
+    for group in torch.unique(groups):
+        rows = (groups == group).nonzero()[:, 0]
+        alike = unit[rows] @ unit[rows].T >= threshold - 1e-6
+        alike.fill_diagonal_(True)
+        anchors[rows] = rows[_components(alike)]
+    return anchors
+
+
+def _components(linked: Tensor) -> Tensor:
+    """``[m]`` smallest member of each node's connected component in a symmetric ``[m, m]`` bool graph."""
+    count = linked.shape[0]
+    labels = torch.arange(count, device=linked.device)
+    while True:
+        spread_labels = torch.where(linked, labels[None, :], count).amin(1)
+        spread_labels = spread_labels[spread_labels]
+        if torch.equal(spread_labels, labels):
+            return labels
+        labels = spread_labels
