@@ -7,6 +7,7 @@ bad in the next: a teacher that speaks about the wrong decision misleads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -70,8 +71,9 @@ class _Builder:
         terminal = torch.zeros(size, dtype=torch.bool)
         terminal[[place[_WIN], place[_LOSE]]] = True
         return DecisionProcess(
-            name, transitions, policy, rewards, terminal, place[start], horizon, identity, phases, echo, hint_bias
-        )
+            name, transitions, policy, rewards, terminal, place[start], horizon, identity, phases, echo, hint_bias,
+            tuple(names),
+        )  # fmt: skip
 
 
 def key_door(*, before: int = 2, after: int = 3, horizon: int = 16) -> DecisionProcess:
@@ -156,7 +158,7 @@ def late_choice(*, before: int = 7, horizon: int = 18) -> DecisionProcess:
 def long_horizon(*, horizon: int = 50) -> DecisionProcess:
     """Three locks with nine empty cells before each: 30 to 50 turns, of which three decide."""
     process = lock_chain(locks=3, between=9, stay=0.25, horizon=horizon)
-    return DecisionProcess(**{**process.__dict__, "name": "long_horizon"})
+    return replace(process, name="long_horizon")
 
 
 PROCESSES: dict[str, Callable[[], DecisionProcess]] = {

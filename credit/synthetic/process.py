@@ -31,6 +31,7 @@ class DecisionProcess:
         echo: ``[S]`` float64, nats that privileged context adds to a turn in this state whatever the action: evidence
             that repeats what earlier turns decided.
         hint_bias: ``[S, A]`` float64, nats the teacher prefers an action by without reason: misleading evidence.
+        names: S names of the states, or empty.
 
     Raises:
         ValueError: a shape is wrong, a row of probabilities does not sum to 1, or the start is terminal.
@@ -47,6 +48,7 @@ class DecisionProcess:
     phases: Tensor
     echo: Tensor
     hint_bias: Tensor
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         states, actions = self.policy.shape

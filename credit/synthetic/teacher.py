@@ -11,7 +11,7 @@ trajectory sum to log 1 / V(start) where no luck is involved.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -109,7 +109,8 @@ class SyntheticBatch:
     hints: Tensor
     teacher: Teacher
     noise_seed: int
-    _parts: tuple[Tensor, Tensor, Tensor]
+    _parts: tuple[Tensor, Tensor, Tensor] = field(repr=False)
+    _scored: dict[tuple[float, int], CreditInputs] = field(default_factory=dict, repr=False)
 
     def with_sources(self, *, similarity_threshold: float = 0.8, top_k: int = 3) -> CreditInputs:
         """The batch with sibling sources selected and scored for AlignOPSD.
@@ -117,6 +118,12 @@ class SyntheticBatch:
         Raises:
             ValueError: an option is out of range.
         """
+        key = similarity_threshold, top_k
+        if key not in self._scored:
+            self._scored[key] = self._score(similarity_threshold, top_k)
+        return self._scored[key]
+
+    def _score(self, similarity_threshold: float, top_k: int) -> CreditInputs:
         sources = select_sources(self.correspondence, similarity_threshold=similarity_threshold, top_k=top_k)
         generator = torch.Generator().manual_seed(self.noise_seed)
         shares, offset, shared = self._parts

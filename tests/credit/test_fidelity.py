@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +16,15 @@ from hypothesis import strategies as st
 
 from turncredit.credit import Credit, CreditInputs
 from turncredit.credit.fidelity import (
+    MEASURES,
     confidence_interval,
     credit_fidelity,
     paired_interval,
     turn_credit,
 )
 from turncredit.credit.synthetic import key_door, synthetic_batch
+
+EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples" / "compare_credit.py")
 
 
 def batch_of(lengths: list[int], rewards: list[float], groups: list[int], tokens: list[int] | None = None):
@@ -192,3 +199,27 @@ def test_bad_input_is_named() -> None:
         confidence_interval([])
     with pytest.raises(ValueError, match=r"paired_interval: baseline must have as many seeds as values \(1\), got 2"):
         paired_interval([1.0], [1.0, 2.0])
+
+
+def test_the_example_compares_methods_and_writes_tables_and_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "mine.py").write_text(
+        "from turncredit.credit import register_credit, get_credit\n"
+        "@register_credit('mine')\n"
+        "def mine(inputs, *, size=1.0):\n"
+        "    return get_credit('dr_grpo')(inputs)\n"
+        "@register_credit('broken')\n"
+        "def broken(inputs, *, size=1.0):\n"
+        "    raise ValueError('broken: size must be 0, got 1')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, "--seeds", "2", "--groups", "2", "--workers", "1", "--import", "mine",
+         "--methods", "mine", "broken", "agent_opsd", "--output", str(tmp_path)],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    tables = (tmp_path / "fidelity_tables.md").read_text(encoding="utf-8")
+    assert "| grpo, mine | 0.50 ±0.00 | 0.50 ±0.00 |" in tables
+    assert "Left out: broken: broken: size must be 0, got 1" in tables
+    assert tables.count("| agent_opsd |") == len(MEASURES) + 5
+    assert (tmp_path / "fidelity.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,7 @@
+"""Seeing credit: figures (matplotlib, the ``viz`` extra, imported when the first is drawn) and an HTML token view."""
+
+from .fidelity import plot_fidelity
+from .figures import plot_group, plot_methods, plot_trajectory_credit
+from .html import TokenView, view_tokens
+
+__all__ = ["TokenView", "plot_fidelity", "plot_group", "plot_methods", "plot_trajectory_credit", "view_tokens"]
