@@ -21,8 +21,8 @@ class ToyEnv:
     """See the module's docstring. Task ids: ``"<colour>-<anything>"``; ``-broken`` cannot be reset, ``-die`` kills its
     process in the second turn."""
 
-    def __init__(self, max_turns: int = 6):
-        self.max_turns = max_turns
+    def __init__(self, needed: int = 2):
+        self.needed = needed
         self.colour = ""
         self.correct = self.turns = 0
 
@@ -40,7 +40,7 @@ class ToyEnv:
             os._exit(9)
         valid = action in COLOURS
         self.correct += action == self.colour
-        success = self.correct >= 2
+        success = self.correct >= self.needed
         return StepResult(
             Observation(f"door {'one' if self.correct == 1 else 'two' if success else 'key'}", COLOURS),
             reward=float(success),
@@ -55,20 +55,22 @@ class ToyEnv:
 
 @dataclass
 class ToySuite:
-    """Task suite of `ToyEnv`."""
+    """Task suite of `ToyEnv`; a lenient one takes the first colour of any response, which a random policy finds."""
 
     name: str = "toy"
     max_turns: int = 4
     history_length: int = 2
     stop_strings: tuple[str, ...] = ("</action>",)
     num_tasks: int = 4
+    needed: int = 2
+    lenient: bool = False
 
     def tasks(self, split: str) -> Sequence[Task]:
         ids = [f"{COLOURS[index % 4]}-{split}{index}" for index in range(self.num_tasks)]
         return [Task(task_id, task_id.split("-")[0], split) for task_id in ids]
 
     def make_env(self):
-        return functools.partial(ToyEnv, self.max_turns)
+        return functools.partial(ToyEnv, self.needed)
 
     def messages(self, task: Task, history: Sequence[HistoryEntry], observation: Observation) -> list[Message]:
         past = " ".join(f"{entry.observation} {entry.action}" for entry in history[-self.history_length :])
@@ -76,6 +78,8 @@ class ToySuite:
 
     def parse(self, response: str) -> ParsedResponse:
         match = re.search(r"<action>(.*?)</action>", response, re.DOTALL)
+        if self.lenient:
+            match = re.search("(" + "|".join(COLOURS) + ")", response)
         think = re.search(r"<think>(.*?)</think>", response, re.DOTALL)
         return ParsedResponse(
             thinking=think.group(1).strip() if think else "",

@@ -120,11 +120,9 @@ class GRPOConfig:
                 f"GRPOConfig: num_generations must be at least 2, got {self.num_generations}; "
                 "a group of one has no baseline and its advantage is 0"
             )
-        if self.learning_rate <= 0 or self.max_grad_norm <= 0:
-            raise ValueError(
-                "GRPOConfig: learning_rate and max_grad_norm must be positive, "
-                f"got {self.learning_rate} and {self.max_grad_norm}"
-            )
+        for name in ("learning_rate", "max_grad_norm"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"GRPOConfig: {name} must be positive, got {getattr(self, name)}")
         if self.loss_type not in LOSS_TYPES:
             raise ValueError(f"GRPOConfig: loss_type must be one of {LOSS_TYPES}, got {self.loss_type!r}")
         if self.lr_scheduler_type not in ("constant", "linear", "cosine"):

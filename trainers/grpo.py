@@ -11,6 +11,7 @@ import copy
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -60,8 +61,9 @@ class GRPOTrainer:
 
     Raises:
         ValueError: no tasks, fewer tasks than ``num_tasks``, overlapping training and evaluation tasks, an unknown
-            credit method or option, a tokenizer without chat template or padding token, or a launch for several
-            processes that came up as one.
+            credit method, or a tokenizer without chat template or padding token.
+        TypeError: an option that the credit method does not have.
+        RuntimeError: launched for several processes but running as one.
     """
 
     def __init__(
@@ -90,6 +92,12 @@ class GRPOTrainer:
         self._check_tasks()
         self._tasks = {task.id: task for task in self.train_tasks}
         self.accelerator = accelerator or Accelerator()
+        asked = int(os.environ.get("WORLD_SIZE", "1"))
+        if asked != self.accelerator.num_processes:
+            raise RuntimeError(
+                f"GRPOTrainer: the script was launched for {asked} processes but runs as "
+                f"{self.accelerator.num_processes}; see docs/scaling.md for launch commands that work"
+            )
         if self.accelerator.num_processes > config.num_tasks:
             raise ValueError(
                 f"GRPOTrainer: num_tasks must be at least one per process, got {config.num_tasks} for "
@@ -99,10 +107,9 @@ class GRPOTrainer:
         self.step = 0
         self.skipped_steps = 0
         self.best: dict[str, float] = {}
+        self.eval_trajectories: list[Trajectory] = []
 
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0  # a first update's ratio must be 1
+        disable_dropout(model)
         self.reference: PolicyScorer | None = None
         if config.beta > 0:
             frozen = copy.deepcopy(model) if ref_model is None else ref_model
@@ -378,7 +385,8 @@ class GRPOTrainer:
                 trajectories = self.collector.collect(
                     mine, 1, seed=-1, privileged=privileged, sampling=sampling, progress=bar
                 )
-        metrics = rollout_metrics(self._gathered(trajectories), "eval_privileged" if privileged else "eval")
+        self.eval_trajectories = self._gathered(trajectories)
+        metrics = rollout_metrics(self.eval_trajectories, "eval_privileged" if privileged else "eval")
         success = metrics.get("eval/success")
         if success is not None and tasks is None and success >= self.best.get("success", -1.0):
             self.best = {"success": success, "step": float(self.step)}
@@ -534,6 +542,16 @@ class GRPOTrainer:
             elif pairs:
                 result[name] = float(np.average([v for _, v in pairs], weights=[w for w, _ in pairs]))
         return result
+
+
+def disable_dropout(model: Any) -> None:
+    """Turn off every dropout, modules and attention's own rates alike: a first update's ratio must be 1."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 class _Clock:

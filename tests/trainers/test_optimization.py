@@ -1,58 +1,18 @@
 """The gradient of an update: against a naive loop over rows, and however the rows are cut or spread."""
 
-import os
 import socket
 
 import pytest
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from gradient_cases import CASES, GROUPS, config, make_rows, run_rank
 from tiny import tiny_model
 
 from turncredit.rollout import PolicyScorer
 from turncredit.trainers import AuxiliaryLoss, GRPOConfig
 from turncredit.trainers.losses import LOSS_TYPES, clipped_policy_loss, kl_k3
-from turncredit.trainers.optimization import TrainRows, accumulate_gradients, learning_rate
-
-GROUPS, TURNS = 8, (3, 1, 4, 2)
-
-
-def make_rows(seed=0, dead_groups=()):
-    """8 groups of 4 trajectories of 3, 1, 4 and 2 turns, with rows of 1-5 response tokens."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(low, high):
-        return int(torch.randint(low, high, (1,), generator=generator))
-
-    prompts, responses, trajectories, groups = [], [], [], []
-    for group in range(GROUPS):
-        for rollout, turns in enumerate(TURNS):
-            for _ in range(turns):
-                prompts.append(tuple(draw(2, 22) for _ in range(draw(2, 9))))
-                responses.append(tuple(draw(2, 22) for _ in range(draw(1, 6))))
-                trajectories.append(group * len(TURNS) + rollout)
-                groups.append(group)
-    lengths = torch.tensor([len(r) for r in responses])
-    mask = torch.arange(5)[None] < lengths[:, None]
-    noise = torch.randn(4, *mask.shape, generator=generator)
-    active = torch.tensor([g not in dead_groups for g in groups])
-    rows = TrainRows(
-        prompts,
-        responses,
-        mask,
-        torch.tensor(trajectories),
-        active,
-        noise[0] * mask * active[:, None],
-        (noise[1] * 0.3 - 3.0) * mask,
-        (noise[2] * 0.3 - 3.0) * mask,
-        (noise[3] * 0.3 - 3.0) * mask,
-    )
-    return rows, torch.tensor(groups)
-
-
-def config(**changes):
-    return GRPOConfig(**{"beta": 0.05, "entropy_coef": 0.01, **changes})
+from turncredit.trainers.optimization import accumulate_gradients, learning_rate
 
 
 def fresh_accelerator():
@@ -94,7 +54,7 @@ def naive_gradient(rows, settings):
         else:
             loss = loss + term.sum() / settings.sampling.max_completion_length / len(tokens)
     loss.backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters()}, float(loss)
+    return {n: p.grad.clone() for n, p in model.named_parameters()}, loss.item()
 
 
 def assert_same(got, expected, relative=1e-5):
@@ -160,65 +120,25 @@ def test_auxiliary_terms_use_all_rows_and_opsd_drops_the_policy_gradient(kind):
         AuxiliaryLoss("other", coef=1.0)
 
 
-def _rank(rank, world, port, folder, loss_type, dead_groups, auxiliary, split):
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(world),
-        LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        ACCELERATE_USE_CPU="true",
-        OMP_NUM_THREADS="1",
-    )
-    torch.set_num_threads(1)
-    accelerator = Accelerator(cpu=True)
-    assert accelerator.num_processes == world
-    rows, groups = make_rows(dead_groups=dead_groups)
-    mine = (groups < split if rank == 0 else groups >= split).nonzero().flatten()
-    scorer = accelerator.prepare(PolicyScorer(tiny_model()))
-    metrics = accumulate_gradients(
-        accelerator,
-        scorer,
-        rows.select(mine),
-        config(loss_type=loss_type, per_device_train_batch_size=3),
-        pad_token_id=0,
-        auxiliary=auxiliary,
-    )
-    model = accelerator.unwrap_model(scorer).model
-    torch.save(({n: p.grad for n, p in model.named_parameters()}, metrics), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("loss_type", "dead_groups", "auxiliary", "split"),
-    [
-        ("seq-mean-token-mean", (), None, 4),
-        ("token-mean", (), None, 6),
-        ("seq-mean-token-sum-norm", (0, 1, 2, 3), None, 4),  # the first process has nothing but zero-variance groups
-        ("token-mean", (), None, 0),  # the first process holds no row at all
-        ("token-mean", (1,), AuxiliaryLoss("sdar", coef=0.3), 3),
-    ],
-    ids=["4+4", "6+2", "one rank without variance", "one rank empty", "auxiliary"],
-)
-def test_two_processes_give_the_gradient_of_one(tmp_path, loss_type, dead_groups, auxiliary, split):
-    rows, _ = make_rows(dead_groups=dead_groups)
-    expected, expected_metrics = gradient(rows, config(loss_type=loss_type), auxiliary)
+def test_two_processes_give_the_gradient_of_one(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = torch.multiprocessing.get_context("spawn")
-    arguments = (2, port, str(tmp_path), loss_type, dead_groups, auxiliary, split)
-    processes = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(2)]
+    processes = [context.Process(target=run_rank, args=(rank, 2, port, str(tmp_path))) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
         assert process.exitcode == 0
-    for rank in range(2):
-        got, metrics = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        assert_same(got, expected)
-        assert metrics == pytest.approx(expected_metrics, rel=1e-4)
+    results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for name, (loss_type, dead_groups, auxiliary, _) in CASES.items():
+        rows, _ = make_rows(dead_groups=dead_groups)
+        expected, expected_metrics = gradient(rows, config(loss_type=loss_type), auxiliary)
+        for result in results:
+            got, metrics = result[name]
+            assert_same(got, expected)
+            assert metrics == pytest.approx(expected_metrics, rel=1e-4)
 
 
 def test_learning_rate_by_hand():

@@ -1,0 +1,165 @@
+"""What the training examples share: flags, configuration, model loading, the run itself and its learning curve."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+from turncredit.envs import TaskSuite
+from turncredit.rollout import SamplingConfig, save_trajectories
+from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
+
+_CONFIG = {field.name for field in fields(GRPOConfig)} - {"sampling"}
+_SAMPLING = {field.name for field in fields(SamplingConfig)}
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Flags of every training example; ``--set`` reaches each field of `GRPOConfig` and `SamplingConfig`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="model name or folder; without it the embedded policy is trained")
+    parser.add_argument("--data", help="data folder; without it tasks are generated")
+    parser.add_argument("--credit", help="credit method or recipe by name")
+    parser.add_argument("--credit-option", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
+    parser.add_argument("--max-steps", type=int, help="updates")
+    parser.add_argument("--output-dir", help="metrics, completions, trajectories, checkpoints, learning curve")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any other option, repeatable")
+    parser.add_argument("--config", help="JSON file of options; flags win over it")
+    parser.add_argument("--eval-only", action="store_true", help="evaluate with and without privileged context")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the newest checkpoint in the output folder"
+    )
+    parser.add_argument("--mixed-precision", choices=("no", "bf16", "fp16"), default="no")
+    parser.add_argument("--attn-implementation", help="sdpa, flash_attention_2 or eager")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    return parser
+
+
+def _pairs(items: list[str], flag: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in items:
+        name, found, text = item.partition("=")
+        if not found:
+            raise SystemExit(f"{flag}: expected NAME=VALUE, got {item!r}")
+        try:
+            values[name.replace("-", "_")] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[name.replace("-", "_")] = text
+    return values
+
+
+def make_config(args: argparse.Namespace, defaults: dict[str, Any]) -> GRPOConfig:
+    """Defaults, then the file of ``--config``, then flags."""
+    options = dict(defaults)
+    if args.config:
+        options |= json.loads(Path(args.config).read_text(encoding="utf-8"))
+    options |= _pairs(args.set, "--set")
+    for name in ("credit", "max_steps", "output_dir", "seed"):
+        if getattr(args, name) is not None:
+            options[name] = getattr(args, name)
+    if args.credit_option:
+        options["credit_options"] = _pairs(args.credit_option, "--credit-option")
+    unknown = sorted(set(options) - _CONFIG - _SAMPLING)
+    if unknown:
+        raise SystemExit(f"unknown options {unknown}; known are {sorted(_CONFIG | _SAMPLING)}")
+    sampling = {name: options.pop(name) for name in list(options) if name in _SAMPLING}
+    return GRPOConfig(**options, sampling=SamplingConfig(**sampling))
+
+
+def load_policy(args: argparse.Namespace, embedded: Path) -> tuple[Any, Any]:
+    """The model to train in float32 (mixed precision casts on the fly) and its tokenizer."""
+    source = args.model or str(embedded)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    options = {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    return model, tokenizer
+
+
+def run(args: argparse.Namespace, suite: TaskSuite, config: GRPOConfig, embedded: Path) -> None:
+    """Evaluate, train, evaluate; print success before and after and write everything into the output folder."""
+    set_seed(config.seed)
+    accelerator = Accelerator(mixed_precision=args.mixed_precision)
+    model, tokenizer = load_policy(args, embedded)
+    say = print if accelerator.is_main_process else lambda *a, **k: None
+    folder = Path(config.output_dir)
+    with GRPOTrainer(
+        model, tokenizer, suite, config, accelerator=accelerator, progress=True, callbacks=[_Report(say)]
+    ) as trainer:
+        if args.eval_only:
+            for privileged in (False, True):
+                metrics = trainer.evaluate(privileged=privileged)
+                say(json.dumps({name: round(value, 4) for name, value in metrics.items()}, indent=1))
+            return
+        after = trainer.train(resume_from=args.resume)
+        if not accelerator.is_main_process:
+            return
+        save_trajectories(trainer.eval_trajectories, folder / "eval_trajectories.jsonl.gz")
+        log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        before = next((line["eval/success"] for line in log if "eval/success" in line), float("nan"))
+        say(
+            f"\nsuccess on {len(trainer.eval_tasks)} held-out tasks: {before:.3f} before, "
+            f"{after.get('eval/success', float('nan')):.3f} after {trainer.step} updates of {config.credit}"
+        )
+        if plot_learning_curve(log, folder / "learning_curve.png", f"{suite.name}, {config.credit}"):
+            say(f"learning curve: {folder / 'learning_curve.png'}")
+        say(f"metrics, completions, trajectories, checkpoints: {folder}")
+
+
+class _Report(TrainerCallback):
+    """One line per update and per evaluation."""
+
+    def __init__(self, say: Callable[..., None]):
+        self.say = say
+
+    def on_step_end(self, trainer: GRPOTrainer, metrics: dict[str, float]) -> None:
+        shown = {
+            "success": metrics.get("rollout/success", float("nan")),
+            "turns": metrics.get("rollout/turns", float("nan")),
+            "invalid": metrics.get("rollout/invalid_turns", float("nan")),
+            "grad": metrics.get("train/grad_norm", float("nan")),
+            "kl": metrics.get("train/kl", 0.0),
+        }
+        text = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
+        self.say(f"update {trainer.step:4d}  {text}  {metrics['time/total_seconds']:.1f} s", flush=True)
+
+    def on_evaluate(self, trainer: GRPOTrainer, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            if name.endswith("/success"):
+                self.say(f"evaluation after {trainer.step} updates: {name} {value:.3f}", flush=True)
+
+
+def plot_learning_curve(log: list[dict[str, float]], path: Path, title: str) -> bool:
+    """Success over updates, in training rollouts and on the held-out panel; False where matplotlib is missing."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        return False
+    figure, axes = pyplot.subplots(figsize=(6, 3.6), constrained_layout=True)
+    for name, label, style in (
+        ("rollout/success", "training rollouts (temperature 1)", {"color": "#9aa5b1", "lw": 1.2}),
+        ("eval/success", "held-out tasks", {"color": "#d1495b", "lw": 2, "marker": "o"}),
+    ):
+        points = [(line["step"], line[name]) for line in log if name in line]
+        axes.plot(*zip(*points, strict=True), label=label, **style)
+    axes.set(xlabel="update", ylabel="success", ylim=(0, 1), title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="upper left")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return True

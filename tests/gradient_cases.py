@@ -1,0 +1,95 @@
+"""Rows of turns for gradient tests, and one rank of a two-process run (spawn imports this module by name)."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from tiny import tiny_model
+
+from turncredit.rollout import PolicyScorer
+from turncredit.trainers import AuxiliaryLoss, GRPOConfig
+from turncredit.trainers.optimization import TrainRows, accumulate_gradients
+
+GROUPS, TURNS = 8, (3, 1, 4, 2)
+
+
+def make_rows(seed=0, dead_groups=()):
+    """8 groups of 4 trajectories of 3, 1, 4 and 2 turns, with rows of 1-5 response tokens."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high):
+        return int(torch.randint(low, high, (1,), generator=generator))
+
+    prompts, responses, trajectories, groups = [], [], [], []
+    for group in range(GROUPS):
+        for rollout, turns in enumerate(TURNS):
+            for _ in range(turns):
+                prompts.append(tuple(draw(2, 22) for _ in range(draw(2, 9))))
+                responses.append(tuple(draw(2, 22) for _ in range(draw(1, 6))))
+                trajectories.append(group * len(TURNS) + rollout)
+                groups.append(group)
+    lengths = torch.tensor([len(r) for r in responses])
+    mask = torch.arange(5)[None] < lengths[:, None]
+    noise = torch.randn(4, *mask.shape, generator=generator)
+    active = torch.tensor([g not in dead_groups for g in groups])
+    rows = TrainRows(
+        prompts,
+        responses,
+        mask,
+        torch.tensor(trajectories),
+        active,
+        noise[0] * mask * active[:, None],
+        (noise[1] * 0.3 - 3.0) * mask,
+        (noise[2] * 0.3 - 3.0) * mask,
+        (noise[3] * 0.3 - 3.0) * mask,
+    )
+    return rows, torch.tensor(groups)
+
+
+def config(**changes):
+    return GRPOConfig(**{"beta": 0.05, "entropy_coef": 0.01, **changes})
+
+
+CASES = {
+    "4 + 4 groups": ("seq-mean-token-mean", (), None, 4),
+    "6 + 2 groups": ("token-mean", (), None, 6),
+    "one rank without variance": ("seq-mean-token-sum-norm", (0, 1, 2, 3), None, 4),
+    "one rank without a row": ("token-mean", (), None, 0),
+    "auxiliary term": ("token-mean", (1,), AuxiliaryLoss("sdar", coef=0.3), 3),
+}
+"""Loss type, groups without advantage, auxiliary term, first group of the second rank."""
+
+
+def run_rank(rank: int, world: int, port: int, folder: str) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        ACCELERATE_USE_CPU="true",
+    )
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == world
+    results = {}
+    for name, (loss_type, dead_groups, auxiliary, split) in CASES.items():
+        rows, groups = make_rows(dead_groups=dead_groups)
+        mine = (groups < split if rank == 0 else groups >= split).nonzero().flatten()
+        scorer = accelerator.prepare(PolicyScorer(tiny_model()))
+        metrics = accumulate_gradients(
+            accelerator,
+            scorer,
+            rows.select(mine),
+            config(loss_type=loss_type, per_device_train_batch_size=3),
+            pad_token_id=0,
+            auxiliary=auxiliary,
+        )
+        model = accelerator.unwrap_model(scorer).model
+        results[name] = ({n: p.grad for n, p in model.named_parameters()}, metrics)
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
