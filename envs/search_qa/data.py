@@ -67,7 +67,7 @@ def load_questions(
         ValueError: a row lacks a field, an id stands twice, or nothing is left.
     """
     path = Path(source).expanduser()
-    if path.suffix or path.exists():
+    if path.name.endswith(_FILES) or path.exists():
         rows, fallback = _file_rows(path), path.name.partition(".")[0]
     else:
         rows, fallback = _hub_rows(str(source), config, split), config or str(source).rpartition("/")[2]
@@ -118,9 +118,10 @@ def question_kind(question: str) -> str:
     """
     words = question.lower().replace("?", " ").replace(",", " ").split()
     two_things = "or" in words or "both" in words or {"and", "same"} <= set(words)
-    if two_things and words[:1] and words[0] in _ASKING:
+    plain = " ".join(words)
+    if (two_things and words[0] in _ASKING) or "in common" in plain or "out of" in plain:
         return "comparison"
-    linked = "whose" in words[1:] or any(f"{person} of" in " ".join(words) for person in _RELATED)
+    linked = "whose" in words[1:] or any(f"{person} of" in plain for person in _RELATED)
     return "bridge" if linked else "lookup"
 
 
@@ -154,13 +155,8 @@ _TYPES = {
     "bridge_comparison": "comparison",
 }
 """Kinds of question by the ``type`` that HotpotQA and 2WikiMultihopQA give in their metadata."""
-_KINDS = {
-    "nq": "lookup",
-    "triviaqa": "lookup",
-    "popqa": "lookup",
-    "musique": "bridge",
-    "bamboogle": "bridge",
-}
+_SINGLE_HOP = ("nq", "triviaqa", "popqa")
+_MULTI_HOP = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 
 
 def _question(row: Mapping[str, Any], index: int, fallback: str, where: str) -> Question:
@@ -183,7 +179,9 @@ def _question(row: Mapping[str, Any], index: int, fallback: str, where: str) -> 
         )
     metadata = row.get("metadata") or {}
     told = str(metadata.get("type")) if isinstance(metadata, Mapping) else ""
-    kind = _TYPES.get(told) or _KINDS.get(data_source) or question_kind(text)
+    kind = _TYPES.get(told) or ("lookup" if data_source in _SINGLE_HOP else question_kind(text))
+    if data_source in _MULTI_HOP and kind == "lookup":
+        kind = "bridge"
     identifier = row.get("id")
     name = index if identifier is None else identifier
     return Question(f"{data_source}/{name}", text.strip(), tuple(answers), data_source, kind, _facts(row))

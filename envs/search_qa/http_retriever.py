@@ -191,6 +191,7 @@ class HttpRetriever:
                 raise RetrievalError("malformed", f"the reply of {self.url} exceeds {_MAX_REPLY} bytes")
             if not reply.isclosed():
                 wait_at_most()
+        reply.close()
         promised = reply.getheader("Content-Length")
         if promised is not None and promised.isdigit() and size < int(promised):
             raise http.client.IncompleteRead(b"".join(pieces), int(promised) - size)

@@ -281,7 +281,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the server until it is interrupted."""
     options = build_parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    _logger.addHandler(logging.StreamHandler())
+    _logger.setLevel(logging.INFO)
     clock = time.perf_counter()
     documents = load_corpus(options.corpus)
     retriever: Retriever = Bm25Retriever(documents) if options.retriever == "bm25" else _dense(documents, options)
