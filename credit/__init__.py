@@ -1,6 +1,7 @@
 """Credit functions: which turn earned the reward? Tensors in, tensors out."""
 
-from .agent_opsd import agent_opsd, belief_revisions
+from .agent_opsd import agent_opsd
+from .beliefs import belief_revisions
 from .gigpo import gigpo, similarity_anchors
 from .groups import group_relative_advantages
 from .grpo import grpo

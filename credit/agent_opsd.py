@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._checks import check_choice, check_range
-from ._gaps import gap_sums, row_blocks, spread, token_gaps
-from ._segments import decayed_sums, segment_mean, segment_std, segment_sum, wide
+from ._gaps import spread
+from ._segments import segment_mean, segment_std, segment_sum
+from ._units import Units, token_units, turn_units
+from .beliefs import belief_revisions, calibrated_evidence, initial_beliefs
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
 from .registry import register_credit
 
 _SATURATED = 0.01
-
-
-@dataclass(frozen=True)
-class _Units:
-    """The places where a belief is revised, in the order of ``row``: turns, or single tokens."""
-
-    evidence: Tensor  # [E] wide float, nats
-    row: Tensor  # [E] the turn (row of the batch) of each unit
-    trajectory: Tensor  # [E]
-    place: Tensor  # [E] 0, 1, .. within the trajectory
 
 
 @register_credit(
@@ -108,9 +100,9 @@ def agent_opsd(
     grpo_advantages = trajectory_advantages(
         inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
     )
-    units = _token_units(inputs) if granularity == "token" else _turn_units(inputs, evidence_reduction)
-    evidence = _calibrate(units, inputs, evidence_centering, evidence_scale, eps)
-    initial = _initial_beliefs(inputs, prior, eps)
+    units = token_units(inputs) if granularity == "token" else turn_units(inputs, evidence_reduction)
+    evidence = calibrated_evidence(units, inputs, evidence_centering, evidence_scale, eps)
+    initial = initial_beliefs(inputs, prior, eps)
     beliefs, moves = belief_revisions(evidence, units.trajectory, units.place, torch.logit(initial), gamma=gamma)
 
     sign = grpo_advantages.sign().to(evidence.dtype)[units.trajectory]
@@ -125,39 +117,7 @@ def agent_opsd(
     return Credit(advantages, turn_weights, {**metrics, **group_metrics(inputs, grpo_advantages)}, details)
 
 
-def belief_revisions(
-    evidence: Tensor, segment: Tensor, place: Tensor, prior_logits: Tensor, *, gamma: float = 0.95
-) -> tuple[Tensor, Tensor]:
-    """Beliefs ``B_k = sigmoid(l_0 + c_k)`` with ``c_k = gamma * c_{k-1} + e_k``, and revisions ``B_k - B_{k-1}``.
-
-    Source: AgentOPSD (arXiv 2608.05987). The difference is taken as
-    ``sigmoid(hi) * sigmoid(-lo) * (1 - exp(lo - hi))``, which neither overflows nor cancels.
-
-    Args:
-        evidence: ``[E]`` float, nats.
-        segment: ``[E]`` int64, the trajectory of each entry, an index into ``prior_logits``.
-        place: ``[E]`` int64, 0, 1, .. within the trajectory, each once.
-        prior_logits: ``[N]`` float, logit of B_0.
-        gamma: decay in (0, 1].
-
-    Returns:
-        Beliefs and revisions, each ``[E]``; the revisions of a trajectory add up to ``B_K - B_0``.
-
-    >>> zero = torch.tensor([0])
-    >>> [x.item() for x in belief_revisions(torch.tensor([0.0]), zero, zero, torch.tensor([0.0]))]
-    [0.5, 0.0]
-    """
-    grid = evidence.new_zeros(prior_logits.shape[0], int(place.max()) + 1)
-    grid[segment, place] = evidence
-    logits = prior_logits[:, None] + decayed_sums(grid, gamma)
-    before = torch.cat([prior_logits[:, None], logits[:, :-1]], dim=1)
-    new, old = logits[segment, place], before[segment, place]
-    high, low = torch.maximum(new, old), torch.minimum(new, old)
-    size = high.sigmoid() * (-low).sigmoid() * -torch.expm1(low - high)
-    return new.sigmoid(), torch.where(new >= old, size, -size)
-
-
-def _check_options(options: dict) -> None:
+def _check_options(options: dict[str, Any]) -> None:
     where = "agent_opsd"
     check_range(where, "gamma", options["gamma"], 0, 1, "(")
     check_range(where, "lam", options["lam"], 0, 1)
@@ -174,59 +134,6 @@ def _check_options(options: dict) -> None:
         check_range(where, "evidence_scale", scale, 0, float("inf"), "()")
 
 
-def _turn_units(inputs: CreditInputs, reduction: str) -> _Units:
-    evidence = gap_sums(inputs)
-    if reduction == "mean":
-        evidence = evidence / inputs.token_counts
-    row = torch.arange(inputs.num_rows, device=evidence.device)
-    return _Units(evidence, row, inputs.trajectory_ids, inputs.turn_ids)
-
-
-def _token_units(inputs: CreditInputs) -> _Units:
-    mask, counts = inputs.response_mask, inputs.token_counts
-    gaps = torch.empty(int(counts.sum()), dtype=wide(mask.device), device=mask.device)
-    ends = counts.cumsum(0)
-    buffer = torch.empty(0, dtype=inputs.dtype, device=mask.device)
-    for rows in row_blocks(mask):
-        buffer.resize_(rows.stop - rows.start, mask.shape[1])
-        kept = token_gaps(inputs, rows, buffer)[mask[rows]]
-        first = int(ends[rows.start] - counts[rows.start])
-        gaps[first : first + kept.numel()] = kept.to(gaps.dtype)
-    row = torch.repeat_interleave(counts)
-    within = torch.arange(gaps.numel(), device=mask.device) - (ends - counts)[row]
-    order = torch.argsort(inputs.trajectory_ids * (inputs.turn_ids.max() + 1) + inputs.turn_ids)
-    ordered = counts[order]
-    before = torch.empty_like(counts)
-    before[order] = ordered.cumsum(0) - ordered
-    first_row = inputs.turn_ids == 0
-    start = torch.zeros(inputs.num_trajectories, dtype=counts.dtype, device=mask.device)
-    start[inputs.trajectory_ids[first_row]] = before[first_row]
-    place = (before - start[inputs.trajectory_ids])[row] + within
-    return _Units(gaps, row, inputs.trajectory_ids[row], place)
-
-
-def _calibrate(
-    units: _Units, inputs: CreditInputs, centering: str | None, scale: float | str | None, eps: float
-) -> Tensor:
-    evidence, trajectory = units.evidence, units.trajectory
-    group = inputs.group_index[trajectory]
-    groups = inputs.num_trajectories
-    if centering is not None:
-        ids = trajectory if centering == "trajectory" else group
-        evidence = evidence - segment_mean(evidence, ids, groups)[ids]
-    if scale == "group_std":
-        return evidence / (segment_std(evidence, group, groups) + eps)[group]
-    return evidence if scale is None else evidence / float(scale)
-
-
-def _initial_beliefs(inputs: CreditInputs, prior: str, eps: float) -> Tensor:
-    successes = inputs.successes.detach().to(wide(inputs.successes.device))
-    if prior == "none":
-        return torch.full_like(successes, 0.5)
-    ids = inputs.group_index
-    return segment_mean(successes, ids, inputs.num_trajectories)[ids].clamp(eps, 1 - eps)
-
-
 def _standardise(scores: Tensor, ids: Tensor, inputs: CreditInputs, eps: float) -> Tensor:
     """z-scores within each trajectory; exactly 0 for a trajectory of one unit."""
     count = inputs.num_trajectories
@@ -235,7 +142,7 @@ def _standardise(scores: Tensor, ids: Tensor, inputs: CreditInputs, eps: float) 
 
 
 def _apply(
-    weights: Tensor, units: _Units, inputs: CreditInputs, rows: Tensor, lam: float, granularity: str
+    weights: Tensor, units: Units, inputs: CreditInputs, rows: Tensor, lam: float, granularity: str
 ) -> tuple[Tensor, Tensor]:
     """Advantages ``[M, T]`` and turn weights ``[M]`` from unit weights and each row's advantage."""
     factor = (1 + lam * (weights - 1)).to(inputs.dtype)
@@ -251,7 +158,7 @@ def _details(
     beliefs: Tensor,
     moves: Tensor,
     initial: Tensor,
-    units: _Units,
+    units: Units,
     inputs: CreditInputs,
     granularity: str,
 ) -> dict[str, Tensor]:
@@ -275,7 +182,7 @@ def _metrics(
     moves: Tensor,
     weights: Tensor,
     scores: Tensor,
-    units: _Units,
+    units: Units,
     inputs: CreditInputs,
     rows: Tensor,
 ) -> dict[str, float]:

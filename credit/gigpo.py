@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ._checks import check_choice, check_range
 from ._gaps import spread
-from ._segments import decayed_sums, segment_sum, wide
+from ._segments import decayed_sums, wide
 from .groups import group_metrics, group_relative_advantages
 from .inputs import Credit, CreditInputs
 from .registry import register_credit
@@ -54,8 +54,9 @@ def gigpo(
     episode = group_relative_advantages(inputs.rewards, inputs.group_ids, scale_rewards=divide, eps=eps)
     episode = episode.to(inputs.dtype)
     returns = step_returns(inputs, discount=discount)
-    groups = inputs.group_index[inputs.trajectory_ids]
-    anchors = torch.unique(torch.stack([groups, inputs.anchor_ids]), dim=1, return_inverse=True)[1]
+    anchors = torch.unique(inputs.anchor_ids, return_inverse=True)[1]
+    pairs = inputs.group_index[inputs.trajectory_ids] * (anchors.max() + 1) + anchors
+    anchors = torch.unique(pairs, return_inverse=True)[1]
     steps = group_relative_advantages(returns, anchors, scale_rewards=divide, eps=eps).to(inputs.dtype)
     rows = episode[inputs.trajectory_ids]
     turns = rows + step_weight * steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ._gaps import spread
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
 from .registry import register_credit
@@ -33,7 +34,7 @@ def grpo(
     )
     rows = advantages[inputs.trajectory_ids]
     return Credit(
-        advantages=torch.where(inputs.response_mask, rows[:, None], 0.0),
+        advantages=spread(rows, inputs),
         turn_weights=torch.ones_like(rows),
         metrics=group_metrics(inputs, advantages),
     )

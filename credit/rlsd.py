@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ._checks import check_range
-from ._gaps import row_blocks, token_gaps
+from ._gaps import mean_factor, token_gaps
+from ._masks import row_blocks, zero_outside_
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
 from .registry import register_credit
@@ -40,9 +41,9 @@ def rlsd(
         eps, scale_rewards, normalization_scope: as in :func:`group_relative_advantages`.
 
     Returns:
-        Credit with ``turn_weights`` = mean of w_t over the turn's tokens. Metrics: ``lam`` = lam_s,
-        ``weight_clip_share`` = sampled tokens of trajectories with A_i != 0 whose weight is at an edge of its range /
-        all such tokens, and those of :func:`~turncredit.credit.groups.group_metrics`.
+        Credit with ``turn_weights`` = mean of A~_t / A_i over the turn's tokens (1 where A_i = 0). Metrics:
+        ``lam`` = lam_s, ``turn_weight_std`` = population standard deviation of the turn weights, and those of
+        :func:`~turncredit.credit.groups.group_metrics`.
 
     Raises:
         ValueError: an option is out of range, or ``teacher_logprobs`` is None.
@@ -53,21 +54,18 @@ def rlsd(
     trajectory = trajectory_advantages(
         inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
     )
-    advantage = trajectory[inputs.trajectory_ids][:, None]
-    sign = advantage.sign()
-    out = torch.empty(inputs.response_mask.shape, dtype=inputs.dtype, device=advantage.device)
-    excess = out.new_empty(inputs.num_rows)
-    clipped = torch.zeros((), dtype=torch.int64, device=out.device)
-    for rows in row_blocks(out):
-        weight = token_gaps(inputs, rows, out[rows]).mul_(sign[rows]).exp_().clamp_(1 - band, 1 + band).sub_(1)
-        excess[rows] = weight.sum(-1)
-        clipped += (weight.abs() >= band * (1 - 1e-6)).sum()
-        weight.mul_(share).add_(1).mul_(advantage[rows]).masked_fill_(~inputs.response_mask[rows], 0)
-    counts = inputs.token_counts
-    credited = counts[trajectory[inputs.trajectory_ids] != 0].sum()
+    advantage = trajectory[inputs.trajectory_ids]
+    mask, sign = inputs.response_mask, advantage.sign()[:, None]
+    scale, offset = (advantage * share)[:, None], (advantage * (1 - share))[:, None]
+    out = torch.empty(mask.shape, dtype=inputs.dtype, device=mask.device)
+    sums = torch.empty_like(advantage)
+    for rows in row_blocks(mask):
+        weight = token_gaps(inputs, rows, out[rows]).mul_(sign[rows]).exp_().clamp_(1 - band, 1 + band)
+        sums[rows] = zero_outside_(weight.mul_(scale[rows]).add_(offset[rows]), mask[rows]).sum(-1)
+    turn_weights = mean_factor(sums / inputs.token_counts, advantage)
     metrics = {
-        "lam": float(share),
-        "weight_clip_share": float(clipped / credited.clamp(min=1)),
+        "lam": share,
+        "turn_weight_std": float(turn_weights.std(correction=0)),
         **group_metrics(inputs, trajectory),
     }
-    return Credit(out, 1 + excess / counts, metrics)
+    return Credit(out, turn_weights, metrics)

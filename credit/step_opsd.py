@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ._checks import check_range
-from ._gaps import row_blocks, token_gaps
+from ._gaps import mean_factor, token_gaps
+from ._masks import count_true, masked_rows, row_blocks, zero_outside_
 from ._segments import segment_mean, segment_sum
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
@@ -51,8 +52,8 @@ def step_opsd(
         eps, scale_rewards, normalization_scope: as in :func:`group_relative_advantages`.
 
     Returns:
-        Credit with ``turn_weights`` = mean over the turn's tokens of A~ / A_i, and ``details["step_coefficients"]``
-        ``[M]``, coef_k (1 where none applies). Metrics: ``lam`` = lam_s, ``span_share`` = span tokens / sampled
+        Credit with ``turn_weights`` = mean of A~ / A_i over the turn's tokens (1 where A_i = 0) and
+        ``details["step_coefficients"]`` ``[M]``, coef_k (1 where none applies). Metrics: ``lam`` = lam_s, ``span_share`` = span tokens / sampled
         tokens, ``step_coefficient_std`` = population standard deviation of coef_k over turns, and those of
         :func:`~turncredit.credit.groups.group_metrics`.
 
@@ -69,29 +70,31 @@ def step_opsd(
     )
     advantage = trajectory[inputs.trajectory_ids]
     sign = advantage.sign()[:, None]
-    out = torch.empty(mask.shape, dtype=inputs.dtype, device=advantage.device)
-    excess = out.new_empty(inputs.num_rows)
-    for rows in row_blocks(out):
-        gap = token_gaps(inputs, rows, out[rows]).masked_fill_(~span[rows], 0)
-        weight = gap.mul_(sign[rows]).sigmoid_().mul_(2).clamp_(1 - band, 1 + band)
-        excess[rows] = weight.sub_(1).mul_(share).sum(-1)
-    sizes = span.sum(-1)
+    out = torch.empty(mask.shape, dtype=inputs.dtype, device=mask.device)
+    halves = torch.empty_like(advantage)
+    for rows in row_blocks(mask):
+        gap = zero_outside_(token_gaps(inputs, rows, out[rows]), span[rows])
+        half = gap.mul_(sign[rows]).sigmoid_().clamp_((1 - band) / 2, (1 + band) / 2).sub_(0.5)
+        halves[rows] = half.sum(-1)
+    sizes = count_true(span)
+    strength = advantage.abs() * (1 + 2 * share * halves / sizes.clamp(min=1))
     coefficients = torch.ones_like(advantage)
     if step_normalization and share > 0:
-        strength = advantage.abs() * (1 + excess / sizes.clamp(min=1))
         coefficients = step_coefficients(strength, sizes > 0, inputs.trajectory_ids, inputs.num_trajectories)
-    scaled = advantage * coefficients
-    for rows in row_blocks(out):
-        factor = torch.where(span[rows], scaled[rows, None], advantage[rows, None])
-        out[rows].add_(1).mul_(factor).masked_fill_(~mask[rows], 0)
-    counts = inputs.token_counts
-    turn_weights = (counts - sizes + coefficients * (sizes + excess)) / counts
+    scale, jump = 2 * share * coefficients * advantage, (coefficients - 1) * advantage
+    sums = torch.empty_like(advantage)
+    for rows in row_blocks(mask):
+        mixed = out[rows].mul_(scale[rows, None]).add_(advantage[rows, None])
+        if step_normalization:
+            mixed.add_(masked_rows(jump[rows], span[rows]))
+        sums[rows] = zero_outside_(mixed, mask[rows]).sum(-1)
     metrics = {
-        "lam": float(share),
-        "span_share": float(sizes.sum() / counts.sum()),
+        "lam": share,
+        "span_share": float(sizes.sum() / inputs.token_counts.sum()),
         "step_coefficient_std": float(coefficients.std(correction=0)),
         **group_metrics(inputs, trajectory),
     }
+    turn_weights = mean_factor(sums / inputs.token_counts, advantage)
     return Credit(out, turn_weights, metrics, {"step_coefficients": coefficients})
 
 
