@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,31 @@ if TYPE_CHECKING:
 MORE, LESS, NEUTRAL, INK = "#0072B2", "#D55E00", "#9AA0A6", "#2B2B2B"
 
 
+@functools.cache
+def _shown_figure() -> type[Figure]:
+    from matplotlib.figure import Figure as Base
+
+    class ShownFigure(Base):
+        """A figure that a notebook shows without pyplot, whose backend and global state stay untouched."""
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=110)
+            return file.getvalue()
+
+    return ShownFigure
+
+
 def new_figure(where: str, width: float, height: float) -> Figure:
-    """A figure of its own, outside pyplot: nothing global is changed and nothing leaks."""
+    """A figure of its own, in inches.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
     try:
-        from matplotlib.figure import Figure
+        return _shown_figure()(figsize=(width, height), layout="constrained")
     except ModuleNotFoundError:
         raise ModuleNotFoundError(f"{where}: matplotlib must be installed; pip install 'turncredit[viz]'") from None
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def diverging() -> Any:

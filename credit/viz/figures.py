@@ -313,6 +313,8 @@ def _links(axes: Any, inputs: CreditInputs, place: dict[int, tuple[int, int]]) -
     sources = None if inputs.correspondence is None else inputs.correspondence.sources
     if sources is None:
         return
+    from matplotlib.patches import FancyArrowPatch
+
     pairs = zip(sources.source.tolist(), sources.target.tolist(), sources.similarity.tolist(), strict=True)
     floor = sources.similarity_threshold
     for source, target, similarity in pairs:
@@ -321,8 +323,9 @@ def _links(axes: Any, inputs: CreditInputs, place: dict[int, tuple[int, int]]) -
         (x0, y0), (x1, y1) = place[source], place[target]
         strength = min(max((similarity - floor) / max(1 - floor, 1e-6), 0.0), 1.0)
         down = 0.26 if y1 > y0 else -0.26
-        axes.annotate(
-            "", (x1, y1 - down), (x0, y0 + down),
-            arrowprops={"arrowstyle": "->", "lw": 0.5 + 1.3 * strength, "alpha": 0.25 + 0.6 * strength, "color": INK,
-                        "shrinkA": 0, "shrinkB": 0},
+        axes.add_patch(
+            FancyArrowPatch(
+                (x0, y0 + down), (x1, y1 - down), arrowstyle="->", mutation_scale=9, lw=0.5 + 1.3 * strength,
+                alpha=0.25 + 0.6 * strength, color=INK, shrinkA=0, shrinkB=0,
+            )
         )  # fmt: skip
