@@ -90,8 +90,8 @@ class WebShopEnv:
                 return self._buy()
             self._click(argument)
         else:
-            return StepResult(self._observe(), valid=False)
-        return StepResult(self._observe())
+            return StepResult(self._observe(), valid=False, info=self._facts())
+        return StepResult(self._observe(), info=self._facts())
 
     def close(self) -> None:
         """Forget the episode; the shop stays loaded for the process."""

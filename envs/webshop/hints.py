@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .data import Product
 from .goals import NO_LIMIT, Goal
+from .matching import alike, normalize_colour
 
 
 @dataclass(frozen=True)
@@ -42,3 +44,23 @@ def goal_hint(goal: Goal) -> Hint:
     """The hint of a goal."""
     limit = None if goal.price_upper == NO_LIMIT else goal.price_upper
     return Hint(goal.name, goal.asin, goal.attributes, goal.options, limit)
+
+
+def wanted_values(goal: Goal, product: Product) -> list[str]:
+    """The option values to click on the page of `product` for `goal`, one per wanted option.
+
+    Raises:
+        ValueError: no value of the product is like a wanted one.
+    """
+    values = [value for group in product.options.values() for value in group]
+    chosen = []
+    for name, wanted in goal.options:
+        own = product.options.get(name, values)
+        target = normalize_colour(wanted)
+        likely = [wanted] if wanted in own else [value for value in own if alike(normalize_colour(value), target)]
+        if not likely:
+            raise ValueError(
+                f"wanted_values: product must offer {wanted!r}, got {product.asin!r} without it; take another product"
+            )
+        chosen.append(likely[0])
+    return chosen

@@ -9,10 +9,13 @@ from typing import Literal
 from ..base import Environment, HistoryEntry, Message, Observation, ParsedResponse, Task
 from .env import Anchor, RewardKind, WebShopEnv
 from .goals import SPLIT_NAMES, Goal
-from .hints import Hint, goal_hint
+from .hints import Hint, goal_hint, wanted_values
+from .pages import PAGE_SIZE
 from .prompts import STOP_STRINGS, parse_response, webshop_messages
 from .shop import Shop, ShopConfig, load_shop
 from .skills import skills_text
+
+_NO_BRACKETS = str.maketrans("[]", "  ")
 
 Privileged = Literal["skills", "hint", "both", "none"]
 PromptBuilder = Callable[[Task, Sequence[HistoryEntry], Observation], list[Message]]
@@ -132,16 +135,18 @@ class WebShopSuite:
     def walkthrough(self, task: Task) -> list[str]:
         """Actions that buy the goal's own product with its options; the search is by its title.
 
+        Square brackets are left out of the search: in an action the last opening one starts the argument.
+
         Raises:
-            ValueError: the title does not bring the product up among its first hits, or an option has no value to
-            click.
+            ValueError: the title does not bring the product up, or a wanted option is none of the product's.
         """
         goal = self.goal(task)
-        hits = self.shop.index.search(goal.name.lower())
+        title = goal.name.lower().translate(_NO_BRACKETS)
+        hits = self.shop.index.search(title)
         if goal.asin not in hits:
             raise ValueError(
                 f"walkthrough: task must be found by its product's title, got {task.id!r}; take another task"
             )
-        clicks = ["click[next >]"] * (hits.index(goal.asin) // 10)
-        clicks += [f"click[{goal.asin.lower()}]", *(f"click[{value}]" for _, value in goal.options)]
-        return [f"search[{goal.name.lower()}]", *clicks, "click[buy now]"]
+        turning = ["click[next >]"] * (hits.index(goal.asin) // PAGE_SIZE)
+        choosing = [f"click[{value}]" for value in wanted_values(goal, self.shop.products[goal.asin])]
+        return [f"search[{title}]", *turning, f"click[{goal.asin.lower()}]", *choosing, "click[buy now]"]

@@ -138,7 +138,7 @@ def test_every_goal_can_be_won_with_its_own_product(folder: Path):
     """By default all 6910 synthetic goals; the strict mode loses 458 of them, as the original does."""
     shop = load_shop(ShopConfig(data=str(folder), cache_dir=None))
     nouns = shop.nouns
-    lost = {strict: 0 for strict in (False, True)}
+    lost = dict.fromkeys((False, True), 0)
     for goal in shop.goals.values():
         product = shop.products[goal.asin]
         for strict in lost:
