@@ -1,0 +1,1 @@
+"""The embedded default's policy: compact prompts, word-level tokenizer, demonstrations and warm start."""
