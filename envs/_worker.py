@@ -40,7 +40,8 @@ class EnvSlots:
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
             place = f"{os.path.basename(where.filename)}:{where.lineno}"
-            return EnvFailure("error", f"{kind} of {argument!r} raised {type(error).__name__} at {place}: {text}")
+            asked = repr(argument)[:200]
+            return EnvFailure("error", f"{kind} of {asked} raised {type(error).__name__} at {place}: {text}")
 
     def _discard(self, slot: int) -> None:
         env = self._envs.pop(slot, None)

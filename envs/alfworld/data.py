@@ -22,7 +22,7 @@ TASK_TYPES = {
 
 SPLITS = ("train", "valid_seen", "valid_unseen")
 GAME_FILE = "game.tw-pddl"
-_INNER = "json_2.1.1"
+INNER_FOLDER = "json_2.1.1"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def data_root(data: str | os.PathLike[str] | None = None) -> Path:
             f"data_root: {source} must be a folder, got {str(folder)!r}, which does not exist; "
             "download the games with alfworld-download or make some with generate_games(folder, ..)"
         )
-    root = folder / _INNER if (folder / _INNER).is_dir() else folder
+    root = folder / INNER_FOLDER if (folder / INNER_FOLDER).is_dir() else folder
     return root.resolve()
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 
-from .data import _INNER, GAME_FILE, TASK_TYPES, Game
+from ..base import EnvFailure, Observation, StepResult
+from ..vector import VectorEnv
+from .data import GAME_FILE, INNER_FOLDER, TASK_TYPES, Game, read_game
 from .houses import SIZES, wheel_facts
 from .layout import Layout, draw_layout
 from .problem import game_content, trajectory_content
@@ -61,7 +62,7 @@ def generate_games(
         ImportError: the alfworld wheel is not installed.
     """
     _check(num_games, house_size, task_types, num_workers)
-    root = Path(folder).expanduser().resolve() / _INNER
+    root = Path(folder).expanduser().resolve() / INNER_FOLDER
     seen = _signatures([root, *(Path(other).expanduser().resolve() for other in exclude)])
     names = [_trial_name(split, seed, number) for number in range(num_games)]
     taken = {path.name for path in (root / split).glob("*/*")}
@@ -72,17 +73,23 @@ def generate_games(
         )
     games: dict[int, Game] = {}
     attempts = dict.fromkeys(range(num_games), 0)
-    while attempts:
-        layouts: dict[int, Layout] = {}
-        for number, attempt in attempts.items():
-            layouts[number], attempts[number] = _draw_new(
-                task_types[number % len(task_types)], house_size, (split, seed, number), attempt, seen
-            )
-        write = partial(_write, root / split, house_size, verify)
-        jobs = [(layouts[number], names[number]) for number in layouts]
-        for number, path in zip(layouts, _map(write, jobs, num_workers if verify else 0), strict=True):
-            if path is not None:
-                games[number] = Game(path.parent.relative_to(root).as_posix(), layouts[number].task_type, split, path)
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as staging:
+        while attempts:
+            drawn: dict[int, tuple[Layout, Path]] = {}
+            for number, attempt in attempts.items():
+                kind = task_types[number % len(task_types)]
+                layout, attempts[number] = _draw_new(kind, house_size, (split, seed, number), attempt, seen)
+                drawn[number] = layout, _write(Path(staging), layout, names[number], house_size)
+            won = _verify_all([path for _, path in drawn.values()], num_workers) if verify else [True] * len(drawn)
+            for (number, (layout, path)), is_good in zip(drawn.items(), won, strict=True):
+                if not is_good:
+                    shutil.rmtree(path.parent)
+                    continue
+                target = root / split / path.parent.relative_to(staging)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.rename(target)
+                games[number] = Game(target.relative_to(root).as_posix(), layout.task_type, split, target / GAME_FILE)
                 del attempts[number]
     return [games[number] for number in range(num_games)]
 
@@ -135,31 +142,55 @@ def _signatures(roots: list[Path]) -> set[str]:
     return seen - {""}
 
 
-def _map(function, jobs: list, num_workers: int) -> list:
-    if num_workers == 0 or len(jobs) < 2:
-        return [function(job) for job in jobs]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
-        return list(pool.map(function, jobs, chunksize=max(1, len(jobs) // (8 * num_workers))))
-
-
-def _write(folder: Path, house_size: str, verify: bool, job: tuple[Layout, str]) -> Path | None:
-    """Write one game, or nothing when its walkthrough does not win."""
-    layout, name = job
-    content = game_content(layout, name, wheel_facts())
-    if verify and not is_won(content):
-        return None
+def _write(folder: Path, layout: Layout, name: str, house_size: str) -> Path:
     task = "-".join((layout.task_type, layout.target, "None", layout.destination or layout.lamp, str(layout.scene)))
     path = folder / task / name / GAME_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    trajectory = trajectory_content(layout, name, house_size)
-    if verify:
-        from .translation import TRANSLATION_FILE, save_translation
-
-        save_translation(path.with_name(TRANSLATION_FILE), content["pddl_domain"], content["pddl_problem"])
-    path.with_name("traj_data.json").write_text(json.dumps(trajectory), encoding="utf-8")
-    path.write_text(json.dumps(content), encoding="utf-8")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(game_content(layout, name, wheel_facts())), encoding="utf-8")
+    path.with_name("traj_data.json").write_text(
+        json.dumps(trajectory_content(layout, name, house_size)), encoding="utf-8"
+    )
     return path
+
+
+def _verify_all(paths: list[Path], num_workers: int) -> list[bool]:
+    if num_workers == 0 or len(paths) < 2:
+        return [verify_game(path) for path in paths]
+    won: list[bool] = []
+    with VectorEnv(GameVerifier, 8 * num_workers, num_workers=num_workers, timeout=600.0) as verifiers:
+        for first in range(0, len(paths), verifiers.num_envs):
+            batch = {slot: str(path) for slot, path in enumerate(paths[first : first + verifiers.num_envs])}
+            for slot, answer in verifiers.reset(batch).items():
+                if isinstance(answer, EnvFailure):
+                    raise RuntimeError(f"generate_games: {batch[slot]} could not be verified: {answer.message}")
+                won.append(answer.text == "won")
+    return won
+
+
+class GameVerifier:
+    """An environment whose reset plays a whole game file by its walkthrough; for `VectorEnv`."""
+
+    def reset(self, task_id: str) -> Observation:
+        """Verify the game file `task_id`; the observation says "won" or "lost"."""
+        return Observation("won" if verify_game(Path(task_id)) else "lost")
+
+    def step(self, action: str) -> StepResult:
+        """There is nothing to step."""
+        raise NotImplementedError(f"GameVerifier.step: only reset is of use here, got {action!r}; call reset(path)")
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def verify_game(path: Path) -> bool:
+    """Whether the game at `path` is won by its walkthrough; keeps the translation beside it."""
+    from .translation import TRANSLATION_FILE, save_translation
+
+    game = read_game(path)
+    if not is_won(game):
+        return False
+    save_translation(path.with_name(TRANSLATION_FILE), game["pddl_domain"], game["pddl_problem"])
+    return True
 
 
 def is_won(game: dict) -> bool:

@@ -34,7 +34,7 @@ class Translation:
         parameters: per action, its parameters as (name, type).
         object_types: type of every object.
         types: (type, its supertypes), in the order of declaration.
-        initial: propositions of the initial state as the problem file gives them.
+        initial: propositions of the initial state as the problem file gives them, sorted.
         fluents: predicates that some action or axiom can change; all others stay as they are for the whole game.
     """
 
@@ -140,6 +140,7 @@ def _compute(domain: str, problem: str) -> Translation:
     with unchanged_process():
         task, sas = fast_downward.pddl2sas(domain, problem)
     object_types = {item.name: item.type_name for item in task.objects}
+    initial = filter(None, (_proposition(item, object_types) for item in task.init))
     effects = {effect.literal.predicate for action in task.actions for effect in action.effects}
     return Translation(
         compressed=zlib.compress(sas.encode("utf-8"), 1),
@@ -149,7 +150,7 @@ def _compute(domain: str, problem: str) -> Translation:
         },
         object_types=object_types,
         types=tuple((kind.name, tuple(kind.supertype_names)) for kind in task.types),
-        initial=tuple(filter(None, (_proposition(item, object_types) for item in task.init))),
+        initial=tuple(sorted(initial, key=lambda fact: (fact.name, fact.names))),
         fluents=frozenset(effects | {axiom.name for axiom in task.axioms}),
     )
 
