@@ -37,6 +37,8 @@ class GRPOConfig:
         micro_batch_tokens: rows x longest row in one forward pass; accumulation takes as many as are needed.
         per_device_train_batch_size: rows in one training micro-batch at most; None leaves it to micro_batch_tokens.
         recompute_logprobs: score the rollouts again before training; None does so unless the model is float32.
+        encoder: sentence encoder of AlignOPSD: a SentenceTransformer's name or folder, or ``"hashing"`` (no model).
+        teacher_max_completion_length: response budget of the generating teacher (AlignOPSD); None is the student's.
         eval_steps: evaluate every so many updates; 0 only before and after.
         num_eval_tasks: size of the fixed panel, the first tasks of the evaluation split.
         eval_temperature: sampling temperature in evaluation.
@@ -74,6 +76,8 @@ class GRPOConfig:
     micro_batch_tokens: int = 16384
     per_device_train_batch_size: int | None = None
     recompute_logprobs: bool | None = None
+    encoder: str = "Qwen/Qwen3-Embedding-0.6B"
+    teacher_max_completion_length: int | None = None
     eval_steps: int = 10
     num_eval_tasks: int = 64
     eval_temperature: float = 0.4

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import logging
 import math
@@ -22,25 +23,26 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor
+from safetensors.torch import load_file, save_file
 
-from ..credit import Credit, CreditInputs, get_credit
-from ..credit.invalid_action import invalid_action_residual
+from ..credit import CreditMethod, get_credit
 from ..envs import Task, TaskSuite
 from ..rollout.collector import RolloutCollector
 from ..rollout.io import save_trajectories
 from ..rollout.scoring import PolicyScorer
 from ..rollout.types import Trajectory
-from .batch import TurnBatch, anchor_ids, make_batch, span_mask, usable
+from .batch import make_batch, usable
 from .callbacks import TrainerCallback
 from .checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
 from .config import GRPOConfig
+from .encoder import Encoder, load_encoder
 from .loggers import MetricsLogger, readable
 from .metrics import rollout_metrics
 from .optimization import TrainRows, accumulate_gradients, apply_gradients, learning_rate
+from .phase import CreditPhase
 from .recipes import get_recipe
 from .resume import check_resumable, fingerprint, load_rng_state, rng_state
-from .scores import ScoringSettings, score_rows, score_teacher, teacher_prompts
+from .snapshots import TeacherSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class GRPOTrainer:
         train_tasks, eval_tasks: instead of ``suite.tasks("train")`` and ``suite.tasks("eval")``.
         accelerator: an `accelerate.Accelerator`; None makes one.
         ref_model: the frozen reference of the KL term; None copies the model as it is now (only if beta > 0).
+        encoder: sentence encoder of AlignOPSD instead of ``config.encoder``.
         callbacks: see `TrainerCallback`.
         progress: show a progress bar over episodes and turns on the main process.
 
@@ -77,6 +80,7 @@ class GRPOTrainer:
         eval_tasks: Sequence[Task] | None = None,
         accelerator: Accelerator | None = None,
         ref_model: Any = None,
+        encoder: Encoder | None = None,
         callbacks: Sequence[TrainerCallback] = (),
         progress: bool = False,
     ):
@@ -86,11 +90,10 @@ class GRPOTrainer:
         self.callbacks = list(callbacks)
         self.progress = progress
         self.recipe = get_recipe(config.credit)
-        self.credit = get_credit(self.recipe.credit, **{**self.recipe.credit_options, **config.credit_options})
+        self.credit = self._credit_method()
         self.train_tasks = list(suite.tasks("train") if train_tasks is None else train_tasks)
         self.eval_tasks = list(suite.tasks("eval") if eval_tasks is None else eval_tasks)[: config.num_eval_tasks]
         self._check_tasks()
-        self._tasks = {task.id: task for task in self.train_tasks}
         self.accelerator = accelerator or Accelerator()
         asked = int(os.environ.get("WORLD_SIZE", "1"))
         if asked != self.accelerator.num_processes:
@@ -133,6 +136,36 @@ class GRPOTrainer:
             num_envs=min(config.num_envs, max(share, 1)),
             num_workers=config.num_workers,
         )
+        self.snapshot: TeacherSnapshot | None = None
+        if self.recipe.snapshot != "current":
+            self.snapshot = TeacherSnapshot(
+                self.model,
+                self.recipe.snapshot,
+                refresh_every=self.recipe.refresh_every,
+                ema_rate=self.recipe.ema_rate,
+            )
+        precise = next(self.model.parameters()).dtype == torch.float32 and self.accelerator.mixed_precision == "no"
+        self.phase = CreditPhase(
+            self.scorer,
+            self.model,
+            self.reference,
+            self.collector,
+            suite,
+            {task.id: task for task in self.train_tasks},
+            self.credit,
+            self.recipe,
+            config,
+            self.snapshot,
+            functools.cache(lambda: encoder or load_encoder(config.encoder)),
+            not precise if config.recompute_logprobs is None else config.recompute_logprobs,
+        )
+
+    def _credit_method(self) -> CreditMethod:
+        options = {**self.recipe.credit_options, **self.config.credit_options}
+        method = get_credit(self.recipe.credit, **options)
+        if "invalid_penalty" in method.options and "invalid_penalty" not in options:
+            options["invalid_penalty"] = self.config.invalid_action_penalty
+        return get_credit(self.recipe.credit, **options)
 
     def _check_tasks(self) -> None:
         config = self.config
@@ -187,6 +220,8 @@ class GRPOTrainer:
     def train_step(self) -> dict[str, float]:
         """One update: rollouts, scores, credit, optimiser steps. Returns its metrics, equal on every process."""
         clock = _Clock()
+        if self.snapshot is not None:
+            self.snapshot.update(self.model, self.step)
         trajectories = self.rollout(self.tasks_of(self.step))
         for callback in self.callbacks:
             callback.on_rollout(self, trajectories)
@@ -196,9 +231,13 @@ class GRPOTrainer:
         try:
             with self._keep_rollouts(trajectories):
                 batch = make_batch(usable(trajectories))
-                rows, metrics = self._score_and_credit(batch)
+                result = self.phase(batch, self.step)
+                if result.inputs is not None and result.credit is not None:
+                    for callback in self.callbacks:
+                        callback.on_credit(self, result.inputs, result.credit)
+                metrics = self._mean_over_processes(result.metrics, len(batch.trajectories))
                 times["scoring"] = clock.lap()
-                metrics |= self._optimise(rows)
+                metrics |= self._optimise(result.rows)
                 times["training"] = clock.lap()
         finally:
             self._write_completions(trajectories)
@@ -232,83 +271,6 @@ class GRPOTrainer:
             )
         # group ids count over the whole update: task j of this process is task rank + j * world of all
         return [replace(t, group_id=rank + t.group_id * world) for t in trajectories]
-
-    def _score_and_credit(self, batch: TurnBatch) -> tuple[TrainRows, dict[str, float]]:
-        settings = self._scoring_settings()
-        recompute = self.config.recompute_logprobs
-        if recompute is None:
-            recompute = next(self.model.parameters()).dtype != torch.float32 or (
-                self.accelerator.mixed_precision not in ("no", None)
-            )
-        old = score_rows(self.scorer, batch, settings) if recompute else batch.sampled_logprobs
-        metrics: dict[str, float] = {}
-        if recompute and len(batch.turns):
-            drift = (old - batch.sampled_logprobs).abs().masked_select(batch.response_mask)
-            metrics["train/sampling_drift"] = float(drift.mean())
-        teacher = None
-        if "teacher_logprobs" in self.credit.requires or self.recipe.auxiliary is not None:
-            contexts = [self.suite.privileged_context(self._tasks[t.task_id]) for t in batch.trajectories]
-            limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-            scores = score_teacher(
-                self.scorer, batch, teacher_prompts(self.tokenizer, batch, contexts), old, settings, limit
-            )
-            teacher = scores.logprobs
-            metrics["teacher/rows"] = float(scores.scored)
-            metrics["teacher/identical_rows"] = float(scores.identical)
-            metrics["teacher/over_length_rows"] = float(scores.over_length)
-        reference = score_rows(self.reference, batch, settings) if self.reference is not None else None
-        advantages = torch.zeros(batch.response_mask.shape)
-        credit = Credit(advantages, torch.ones(len(batch.turns)))
-        if batch.turns:
-            inputs = self._credit_inputs(batch, old, teacher)
-            credit = self.credit(inputs, step=self.step)
-            for callback in self.callbacks:
-                callback.on_credit(self, inputs, credit)
-            advantages = credit.advantages.float()
-        if batch.turns and self.config.invalid_action_penalty:
-            residual = invalid_action_residual(
-                torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
-                torch.tensor([turn.valid for turn in batch.turns], dtype=torch.bool),
-                batch.trajectory_ids,
-                batch.group_ids,
-                penalty=self.config.invalid_action_penalty,
-            )
-            advantages = torch.where(batch.response_mask, advantages + residual.float()[:, None], advantages)
-        groups, index = torch.unique(batch.group_ids, return_inverse=True)
-        moved = torch.zeros(len(groups), dtype=torch.bool)
-        moved[index[batch.trajectory_ids[(advantages != 0).any(1)]]] = True
-        metrics |= {f"credit/{name}": value for name, value in credit.metrics.items()}
-        metrics["credit/groups"] = float(len(groups))
-        metrics["credit/groups_without_advantage"] = float((~moved).sum())
-        rows = TrainRows(
-            batch.prompts,
-            batch.responses,
-            batch.response_mask,
-            batch.trajectory_ids,
-            moved[index[batch.trajectory_ids]],
-            advantages,
-            old,
-            reference,
-            teacher,
-        )
-        return rows, self._mean_over_processes(metrics, len(batch.trajectories))
-
-    def _credit_inputs(self, batch: TurnBatch, student: Tensor, teacher: Tensor | None) -> CreditInputs:
-        needs = self.credit.requires
-        return CreditInputs(
-            response_mask=batch.response_mask,
-            trajectory_ids=batch.trajectory_ids,
-            turn_ids=batch.turn_ids,
-            group_ids=batch.group_ids,
-            rewards=torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
-            successes=torch.tensor([t.success for t in batch.trajectories], dtype=torch.float32),
-            student_logprobs=student,
-            teacher_logprobs=teacher,
-            valid_actions=torch.tensor([turn.valid for turn in batch.turns], dtype=torch.bool),
-            span_mask=span_mask(batch, "action_only") if "span_mask" in needs else None,
-            anchor_ids=anchor_ids(batch) if "anchor_ids" in needs else None,
-            turn_rewards=torch.tensor([turn.reward for turn in batch.turns], dtype=torch.float32),
-        )
 
     def _optimise(self, rows: TrainRows) -> dict[str, float]:
         """One or more epochs of minibatches; trajectories stay whole, every process takes the same steps."""
@@ -409,6 +371,8 @@ class GRPOTrainer:
                 self.tokenizer.save_pretrained(folder / "model")
                 torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
                 torch.save(rng, folder / "rng.pt")
+                if self.snapshot is not None:
+                    save_file(self.snapshot.weights, folder / "teacher.safetensors")
                 trainer_state = {
                     "step": self.step,
                     "skipped_steps": self.skipped_steps,
@@ -451,6 +415,8 @@ class GRPOTrainer:
         check_resumable(state, asdict(self.config), mine, allow_changed_config)
         self._load_weights(folder / "model")
         self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
+        if self.snapshot is not None:
+            self.snapshot.weights = load_file(folder / "teacher.safetensors")
         rng = torch.load(folder / "rng.pt", weights_only=True)
         if state["num_processes"] == self.accelerator.num_processes:
             load_rng_state(rng[self.accelerator.process_index])
@@ -471,11 +437,6 @@ class GRPOTrainer:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _scoring_settings(self) -> ScoringSettings:
-        return ScoringSettings(
-            self.tokenizer.pad_token_id, self.config.sampling.temperature or 1.0, self.config.micro_batch_tokens
-        )
 
     @contextlib.contextmanager
     def _generation(self):

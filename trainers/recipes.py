@@ -1,4 +1,4 @@
-"""What a method needs from a run beside its credit function: teacher context, snapshots, auxiliary loss."""
+"""What a method needs from a run beside its credit function: teacher context, snapshot, auxiliary loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..credit import list_credits
+from ..credit.align_opsd import ALIGN_PROFILES
 from .optimization import AuxiliaryLoss
+
+SDAR = AuxiliaryLoss("sdar", coef=0.01, beta=5.0)
 
 
 @dataclass(frozen=True)
@@ -19,20 +22,51 @@ class Recipe:
         credit_options: its options, before those of the run's configuration.
         auxiliary: a distillation term, or None.
         student_context: ``"plain"``, or ``"privileged"`` to train on prompts that hold the skill (Skill-GRPO).
+        teacher_context: what the teacher reads: the suite's ``"privileged"`` context, or ``"hindsight"``, the first
+            successful sibling of the group.
+        snapshot: whose weights the teacher has: ``"current"``, ``"stale"`` (refreshed every `refresh_every` updates) or
+            ``"ema"`` (after every update it moves to the policy by `ema_rate`).
+        refresh_every: updates between refreshes of a stale teacher.
+        ema_rate: 0.05 keeps 95% of the teacher.
+        action_filter: drop a selected pair of AlignOPSD whose actions have a cosine below 0.80.
     """
 
     credit: str
     credit_options: Mapping[str, Any] = field(default_factory=dict)
     auxiliary: AuxiliaryLoss | None = None
     student_context: str = "plain"
+    teacher_context: str = "privileged"
+    snapshot: str = "current"
+    refresh_every: int = 10
+    ema_rate: float = 0.05
+    action_filter: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("student_context", ("plain", "privileged")),
+            ("teacher_context", ("privileged", "hindsight")),
+            ("snapshot", ("current", "stale", "ema")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"Recipe: {name} must be one of {known}, got {getattr(self, name)!r}")
+        if self.refresh_every < 1 or not 0 < self.ema_rate <= 1:
+            raise ValueError(
+                "Recipe: refresh_every must be at least 1 and ema_rate lie in (0, 1], "
+                f"got {self.refresh_every} and {self.ema_rate}"
+            )
 
 
 RECIPES: dict[str, Recipe] = {
     "skill_grpo": Recipe("grpo", student_context="privileged"),
-    "sdar": Recipe("grpo", auxiliary=AuxiliaryLoss("sdar", coef=0.01, beta=5.0)),
+    "sdar": Recipe("grpo", auxiliary=SDAR),
     "grpo_opsd": Recipe("grpo", auxiliary=AuxiliaryLoss("sdar", coef=0.01, beta=0.0)),
     "opsd": Recipe("grpo", auxiliary=AuxiliaryLoss("sdar", coef=0.01, beta=0.0, policy_weight=0.0)),
     "skill_sd": Recipe("grpo", auxiliary=AuxiliaryLoss("skill_sd", coef=0.001)),
+    "step_opsd": Recipe("step_opsd", teacher_context="hindsight", snapshot="stale"),
+    **{
+        name: Recipe(name, auxiliary=SDAR if profile.auxiliary_sdar else None, action_filter=profile.action_filter)
+        for name, profile in ALIGN_PROFILES.items()
+    },
 }
 
 

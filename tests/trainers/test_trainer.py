@@ -12,7 +12,7 @@ from toy import ToySuite
 from turncredit.credit import list_credits
 from turncredit.envs import Task
 from turncredit.rollout import SamplingConfig, load_trajectories
-from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
+from turncredit.trainers import RECIPES, GRPOConfig, GRPOTrainer, TrainerCallback
 
 EASY = {"num_tasks": 8, "needed": 1, "lenient": True}
 SUITE = ToySuite(**EASY)
@@ -85,16 +85,21 @@ def test_recomputed_logprobs_agree_with_the_sampled_ones(tmp_path):
     assert lines(tmp_path)[-1]["train/sampling_drift"] < 1e-5
 
 
-@pytest.mark.parametrize("name", ["agent_opsd", "sdar", "opsd", "skill_sd", "grpo_opsd", "skill_grpo"])
-def test_methods_run_by_name(tmp_path, name):
-    with trainer(tmp_path, max_steps=1, credit=name) as run:
+METHODS = sorted({*RECIPES, *list_credits()})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_by_name(tmp_path, name):
+    changes = {"max_steps": 2, "encoder": "hashing", "eval_steps": 0, "save_steps": 0, "num_eval_tasks": 1}
+    with trainer(tmp_path, credit=name, **changes) as run:
         before = weights(run)
         run.train()
         assert not same(before, weights(run))
+        needs_teacher, auxiliary = run.phase.needs_teacher, run.recipe.auxiliary
     metrics = lines(tmp_path)[-1]
-    if name != "skill_grpo":
-        assert metrics["teacher/rows"] > 0
-    assert ("train/auxiliary_loss" in metrics) == (name not in ("agent_opsd", "skill_grpo"))
+    assert ("teacher/rows" in metrics) == needs_teacher
+    assert ("train/auxiliary_loss" in metrics) == (auxiliary is not None)
+    assert all(math.isfinite(value) for value in metrics.values())
 
 
 class NoHint(ToySuite):
@@ -131,7 +136,7 @@ def test_a_real_hint_gives_a_gap(tmp_path):
     assert gap.abs().mean() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["grpo", "agent_opsd"])
+@pytest.mark.parametrize("name", ["grpo", "agent_opsd", "step_opsd", "rlsd"])
 def test_resume_is_bit_for_bit(tmp_path, name):
     options = {"credit": name, "num_minibatches": 2, "warmup_steps": 3, "lr_scheduler_type": "cosine"}
     with trainer(tmp_path / "whole", **options) as run:

@@ -1,0 +1,195 @@
+"""Between rollouts and the update: score every sampled token, give credit to every turn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..credit import Credit, CreditInputs, CreditMethod
+from ..credit.correspondence import Correspondence
+from ..credit.invalid_action import invalid_action_residual
+from ..envs import ParsedResponse, Task, TaskSuite
+from ..rollout.collector import RolloutCollector
+from ..rollout.scoring import PolicyScorer
+from .batch import TurnBatch, anchor_ids, span_mask
+from .config import GRPOConfig
+from .encoder import Encoder
+from .optimization import TrainRows
+from .recipes import Recipe
+from .scores import ScoringSettings, score_rows
+from .snapshots import TeacherSnapshot
+from .teacher import correspond, hindsight_contexts, score_teacher, teacher_prompts
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """Rows to train on, the credit with its inputs (None without a usable turn), metrics of this process."""
+
+    rows: TrainRows
+    inputs: CreditInputs | None
+    credit: Credit | None
+    metrics: dict[str, float]
+
+
+@dataclass
+class CreditPhase:
+    """Everything that turns one process's trajectories into rows with advantages.
+
+    Args:
+        scorer: the policy as a scorer, wrapped for several processes or not.
+        model: the bare policy.
+        reference: the frozen reference as a scorer, or None.
+        collector: its sampler also answers as the teacher.
+        suite, tasks: the task suite, and its tasks by id.
+        credit, recipe, config: what to compute and how.
+        snapshot: lagging teacher weights, or None for the current ones.
+        encoder: makes the sentence encoder when AlignOPSD first needs it.
+        recompute: score the sampled tokens again instead of trusting the sampler's log-probs.
+    """
+
+    scorer: Any
+    model: Any
+    reference: PolicyScorer | None
+    collector: RolloutCollector
+    suite: TaskSuite
+    tasks: Mapping[str, Task]
+    credit: CreditMethod
+    recipe: Recipe
+    config: GRPOConfig
+    snapshot: TeacherSnapshot | None
+    encoder: Callable[[], Encoder]
+    recompute: bool
+
+    def __call__(self, batch: TurnBatch, step: int) -> PhaseResult:
+        """Score and credit one batch; `step` is the number of updates done."""
+        metrics: dict[str, float] = {}
+        settings = self._settings()
+        old = score_rows(self.scorer, batch, settings) if self.recompute else batch.sampled_logprobs
+        if self.recompute and batch.turns:
+            drift = (old - batch.sampled_logprobs).abs().masked_select(batch.response_mask)
+            metrics["train/sampling_drift"] = float(drift.mean())
+        teacher, correspondence = self._teach(batch, old, settings, step, metrics)
+        reference = score_rows(self.reference, batch, settings) if self.reference is not None else None
+        inputs = credit = None
+        advantages = torch.zeros(batch.response_mask.shape)
+        if batch.turns:
+            inputs = self._inputs(batch, old, teacher, correspondence)
+            credit = self.credit(inputs, step=step)
+            advantages = self._penalised(credit.advantages.float(), batch)
+            metrics |= {f"credit/{name}": value for name, value in credit.metrics.items()}
+        groups, index = torch.unique(batch.group_ids, return_inverse=True)
+        moved = torch.zeros(len(groups), dtype=torch.bool)
+        moved[index[batch.trajectory_ids[(advantages != 0).any(1)]]] = True
+        metrics["credit/groups"] = float(len(groups))
+        metrics["credit/groups_without_advantage"] = float((~moved).sum())
+        rows = TrainRows(
+            batch.prompts,
+            batch.responses,
+            batch.response_mask,
+            batch.trajectory_ids,
+            moved[index[batch.trajectory_ids]],
+            advantages,
+            old,
+            reference,
+            teacher,
+        )
+        return PhaseResult(rows, inputs, credit, metrics)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the method reads the teacher at all."""
+        return "teacher_logprobs" in self.credit.requires or self.recipe.auxiliary is not None
+
+    def _settings(self) -> ScoringSettings:
+        return ScoringSettings(
+            self.collector.tokenizer.pad_token_id,
+            self.config.sampling.temperature or 1.0,
+            self.config.micro_batch_tokens,
+        )
+
+    def _teach(
+        self, batch: TurnBatch, old: Tensor, settings: ScoringSettings, step: int, metrics: dict[str, float]
+    ) -> tuple[Tensor | None, Correspondence | None]:
+        if not self.needs_teacher:
+            return None, None
+        if self.recipe.teacher_context == "hindsight":
+            contexts = hindsight_contexts(batch.trajectories)
+        else:
+            contexts = [self.suite.privileged_context(self.tasks[t.task_id]) for t in batch.trajectories]
+        prompts = teacher_prompts(self.collector.tokenizer, batch, contexts)
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        aligned = "correspondence" in self.credit.requires and bool(batch.turns)
+        correspondence, pairs = None, []
+        swapped = self.snapshot.swapped_in(self.model) if self.snapshot is not None else contextlib.nullcontext()
+        with swapped:
+            if aligned:
+                answers = self._answers(batch, prompts, step)
+                correspondence, sources = correspond(
+                    batch,
+                    answers,
+                    self.encoder(),
+                    similarity_threshold=self.credit.options["similarity_threshold"],
+                    top_k=self.credit.options["top_k"],
+                    action_filter=self.recipe.action_filter,
+                )
+                pairs = list(zip(sources.source.tolist(), sources.target.tolist(), strict=True))
+                metrics["teacher/pairs"] = float(len(pairs))
+            scores = score_teacher(self.scorer, batch, prompts, old, settings, pairs=pairs, max_length=limit)
+        if aligned and correspondence is not None:
+            correspondence = correspondence.with_scores(sources, scores.cross)
+        metrics["teacher/rows"] = float(scores.scored)
+        metrics["teacher/identical_rows"] = float(scores.identical)
+        metrics["teacher/over_length_rows"] = float(scores.over_length)
+        return scores.logprobs, correspondence
+
+    def _answers(self, batch: TurnBatch, prompts: Sequence[tuple[int, ...]], step: int) -> list[ParsedResponse]:
+        """The teacher's own response at every visited state, sampled like the student's."""
+        length = self.config.teacher_max_completion_length or self.config.sampling.max_completion_length
+        sampling = replace(self.config.sampling, max_completion_length=length)
+        turns = zip(batch.trajectory_ids.tolist(), batch.turn_ids.tolist(), strict=True)
+        keys = [(batch.trajectories[i].task_id, batch.trajectories[i].rollout_index, k) for i, k in turns]
+        seeds = [("teacher", self.config.seed, step, *key) for key in keys]
+        samples = []
+        for start in range(0, len(prompts), self.config.num_envs):
+            chunk = slice(start, start + self.config.num_envs)
+            samples += self.collector.sampler.sample(prompts[chunk], sampling, seeds[chunk])
+        return [self.suite.parse(self.collector.response_text(sample)) for sample in samples]
+
+    def _inputs(
+        self, batch: TurnBatch, student: Tensor, teacher: Tensor | None, correspondence: Correspondence | None
+    ) -> CreditInputs:
+        needs = self.credit.requires
+        spans = getattr(self.suite, "causal_span", "action_only")
+        return CreditInputs(
+            response_mask=batch.response_mask,
+            trajectory_ids=batch.trajectory_ids,
+            turn_ids=batch.turn_ids,
+            group_ids=batch.group_ids,
+            rewards=torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
+            successes=torch.tensor([t.success for t in batch.trajectories], dtype=torch.float32),
+            student_logprobs=student,
+            teacher_logprobs=teacher,
+            valid_actions=torch.tensor([turn.valid for turn in batch.turns], dtype=torch.bool),
+            span_mask=span_mask(batch, spans) if "span_mask" in needs else None,
+            anchor_ids=anchor_ids(batch) if "anchor_ids" in needs else None,
+            turn_rewards=torch.tensor([turn.reward for turn in batch.turns], dtype=torch.float32),
+            correspondence=correspondence,
+        )
+
+    def _penalised(self, advantages: Tensor, batch: TurnBatch) -> Tensor:
+        """Add the invalid-action residual, unless the method adds its own."""
+        if not self.config.invalid_action_penalty or "invalid_penalty" in self.credit.options:
+            return advantages
+        residual = invalid_action_residual(
+            torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
+            torch.tensor([turn.valid for turn in batch.turns], dtype=torch.bool),
+            batch.trajectory_ids,
+            batch.group_ids,
+            penalty=self.config.invalid_action_penalty,
+        )
+        return torch.where(batch.response_mask, advantages + residual.float()[:, None], advantages)
