@@ -94,7 +94,7 @@ def label(text: str, width: int = 28) -> str:
     """Text that matplotlib prints as it stands: no math mode, one line, shortened."""
     flat = " ".join(text.split())
     short = flat if len(flat) <= width else flat[: width - 1] + "…"
-    return short.replace("\\", "\\\\").replace("$", r"\$") if "$" in short else short
+    return short.replace("$", r"\$")
 
 
 def turn_labels(inputs: CreditInputs, rows: Tensor, labels: Sequence[str] | None, width: int = 28) -> list[str]:
@@ -102,7 +102,7 @@ def turn_labels(inputs: CreditInputs, rows: Tensor, labels: Sequence[str] | None
     turns = [int(inputs.turn_ids[row]) + 1 for row in rows]
     if labels is None:
         return [f"turn {turn}" for turn in turns]
-    return [f"{turn}  {label(labels[row], width)}" for turn, row in zip(turns, rows.tolist(), strict=True)]
+    return [f"{turn}  {label(labels[row], width)}" for turn, row in zip(turns, map(int, rows), strict=True)]
 
 
 def outcome(inputs: CreditInputs, trajectory: int) -> str:

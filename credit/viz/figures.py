@@ -280,12 +280,13 @@ def _cells(
     from matplotlib.colors import Normalize
     from matplotlib.patches import FancyBboxPatch
 
-    image = ScalarMappable(Normalize(-limit, limit), diverging())
+    shades = diverging()
+    image = ScalarMappable(Normalize(-limit, limit), shades)
     for row, (turn, level) in place.items():
         value = float(values[row])
         box = FancyBboxPatch(
             (turn - 0.42, level - 0.26), 0.84, 0.52, boxstyle="round,pad=0,rounding_size=0.08",
-            facecolor=image.to_rgba(float(offsets[row])), edgecolor="0.35", lw=0.6, zorder=3,
+            facecolor=shades((float(offsets[row]) + limit) / (2 * limit)), edgecolor="0.35", lw=0.6, zorder=3,
         )  # fmt: skip
         axes.add_patch(box)
         number = decimal(value, "+")

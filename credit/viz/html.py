@@ -82,8 +82,8 @@ def view_tokens(
     check_rows(where, "observations", observations, inputs)
     name, shade = _values(where, inputs, credit, values)
     rows = rows_of(where, inputs, trajectory)
-    counts = inputs.token_counts[rows].tolist()
-    for row, count in zip(rows.tolist(), counts, strict=True):
+    for row in map(int, rows):
+        count = int(inputs.token_counts[row])
         if len(tokens[row]) != count:
             raise ValueError(
                 f"{where}: tokens must have one text per sampled token, got {len(tokens[row])} for {count} in row "
@@ -92,7 +92,7 @@ def view_tokens(
     known = torch.where(inputs.response_mask, shade.detach().double(), 0.0)[rows]
     limit = float(known.abs().max())
     turns = []
-    for line, row in enumerate(rows.tolist()):
+    for line, row in enumerate(map(int, rows)):
         kept = known[line][inputs.response_mask[row].cpu()].tolist()
         seen = "" if observations is None else f'<div class="seen">{escape(observations[row])}</div>'
         said = "".join(_token(text, value, limit) for text, value in zip(tokens[row], kept, strict=True))

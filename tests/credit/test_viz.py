@@ -115,6 +115,8 @@ def test_methods_are_rows_of_relative_credit(batch: SyntheticBatch) -> None:
 
 
 def test_hostile_labels_are_printed_as_they_stand(batch: SyntheticBatch) -> None:
+    from matplotlib.cbook import is_math_text
+
     labels = [HOSTILE] * batch.inputs.num_rows
     credit = get_credit("agent_opsd")(batch.inputs)
     for figure in (
@@ -125,7 +127,8 @@ def test_hostile_labels_are_printed_as_they_stand(batch: SyntheticBatch) -> None
         figure.draw_without_rendering()
         hostile = [text for text in texts(figure) if "pay" in text]
         assert hostile
-        assert not any(re.search(r"(?<!\\)\$", text) for text in hostile)
+        assert not any(is_math_text(text) for text in hostile)
+        assert any(HOSTILE[:12] in text.replace(r"\$", "$") for text in hostile)
 
 
 def test_pictures_need_no_pyplot_and_importing_needs_no_matplotlib() -> None:
