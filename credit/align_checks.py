@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from ._masks import row_blocks, zero_outside_
 from .correspondence import Correspondence
 from .inputs import CreditInputs
 from .sources import Sources
@@ -107,10 +110,15 @@ def _check_pairs(where: str, sources: Sources, scores: Tensor, inputs: CreditInp
                 f"{where}: sources.{name} must index the {inputs.num_rows} rows of this batch, got {int(index.min())} "
                 f".. {int(index.max())}; select sources from this batch's correspondence"
             )
-    bad = ~torch.isfinite(scores) & mask[sources.target]
-    if bool(bad.any()):
-        pair, token = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"{where}: cross_logprobs must be finite on the sampled tokens of the target, got "
-            f"{float(scores[pair, token])} in pair {pair}, token {token}; check the scoring pass"
-        )
+    for pairs in row_blocks(scores):
+        block, sampled = scores[pairs].detach(), mask[sources.target[pairs]]
+        wide = block.to(torch.promote_types(block.dtype, torch.float32), copy=True)
+        if math.isfinite(float(zero_outside_(wide, sampled).sum())):
+            continue
+        bad = ~torch.isfinite(block) & sampled
+        if bool(bad.any()):
+            pair, token = bad.nonzero()[0].tolist()
+            raise ValueError(
+                f"{where}: cross_logprobs must be finite on the sampled tokens of the target, got "
+                f"{float(block[pair, token])} in pair {pairs.start + pair}, token {token}; check the scoring pass"
+            )

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from ._checks import check_choice, check_range
-from ._segments import segment_mean
+from ._gaps import spread
+from ._masks import row_blocks, zero_outside_
+from ._segments import segment_mean, wide
 from .align_checks import check_correspondence, scored_pairs
 from .align_report import align_details, align_metrics
 from .allocation import Allocation, allocate
-from .groups import trajectory_advantages
+from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
 from .invalid_action import invalid_action_residual
 from .profiles import Divergence, boundary_threshold, profile_divergence
@@ -176,11 +178,10 @@ def align_opsd(
     check_choice(where, "random_candidates", random_candidates, ("all", "semantic"))
     check_span_lengths(where, min_span, max_span)
     check_range(where, "alpha_max", alpha_max, 0, 1)
-    student = inputs.student_logprobs.detach().to(inputs.dtype)
-    teacher = student if inputs.teacher_logprobs is None else inputs.teacher_logprobs.detach().to(inputs.dtype)
+    assert inputs.teacher_logprobs is not None  # required by the registration
+    teacher = inputs.teacher_logprobs.detach().to(inputs.dtype)
 
-    correspondence, divergence = inputs.correspondence, None
-    rectification = identity_rectification(teacher)
+    rectification, divergence = identity_rectification(teacher), None
     if alpha_max > 0:
         sources, scores = scored_pairs(inputs, similarity_threshold, top_k)
         rectification = rectify(
@@ -191,12 +192,12 @@ def align_opsd(
             alpha_max=alpha_max,
             mixture=mixture,
         )
-    gap = torch.where(inputs.response_mask, rectification.logprobs - student, 0.0)
+    gap, gap_sums, shifts = _gaps(inputs, rectification.logprobs, alpha_max > 0)
 
-    if correspondence is not None and _reads_profiles(spans, random_candidates):
-        check_correspondence(correspondence, inputs)
+    if inputs.correspondence is not None and _reads_profiles(spans, random_candidates):
+        check_correspondence(inputs.correspondence, inputs)
         divergence = profile_divergence(
-            correspondence,
+            inputs.correspondence,
             inputs.num_rows,
             similarity_threshold=similarity_threshold,
             profile_temperature=profile_temperature,
@@ -211,15 +212,14 @@ def align_opsd(
         inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
     )
     by_row = advantages[inputs.trajectory_ids]
-    bounds = {"credit_temperature": credit_temperature, "density_min": density_min, "density_max": density_max}
-    turn_gaps = gap.sum(-1, dtype=torch.float64) / inputs.token_counts
+    limits = {"credit_temperature": credit_temperature, "density_min": density_min, "density_max": density_max}
+    counts = inputs.token_counts
+    turn_gaps = gap_sums / counts
     if isinstance(spans, str) and spans == "token":
-        weights, allocation = _by_token(inputs, by_row, gap, bounds)
+        weights, allocation = _by_token(inputs, by_row, gap, limits)
     else:
-        allocation = allocate(
-            by_row.sign() * turn_gaps, inputs.token_counts, span_ids, inputs.trajectory_ids, mix=mix, **bounds
-        )
-        weights = allocation.weights[:, None].to(inputs.dtype)
+        allocation = allocate(by_row.sign() * turn_gaps, counts, span_ids, inputs.trajectory_ids, mix=mix, **limits)
+        weights = None
     residual = None
     if inputs.valid_actions is not None:
         residual = invalid_action_residual(
@@ -231,25 +231,42 @@ def align_opsd(
             scale_rewards=scale_rewards,
             eps=eps,
         ).to(inputs.dtype)
-    credit = by_row[:, None] * weights if residual is None else by_row[:, None] * weights + residual[:, None]
+    turn_weights = allocation.weights.to(inputs.dtype)
+    token_weights = spread(turn_weights, inputs) if weights is None else weights
+    bounds = (density_min, density_max)
     return Credit(
-        advantages=torch.where(inputs.response_mask, credit, 0.0),
-        turn_weights=allocation.weights.to(inputs.dtype),
-        metrics=align_metrics(
-            inputs,
-            advantages,
-            teacher,
-            gap,
-            rectification,
-            divergence,
-            threshold,
-            span_ids,
-            allocation,
-            density_min,
-            density_max,
-        ),
+        advantages=_signed(inputs, by_row, token_weights, residual),
+        turn_weights=turn_weights,
+        metrics={
+            **group_metrics(inputs, advantages),
+            **align_metrics(
+                inputs, counts, gap_sums, shifts, rectification, divergence, threshold, span_ids, allocation, bounds
+            ),
+        },
         details=align_details(gap, turn_gaps, rectification, divergence, span_ids, allocation, residual),
     )
+
+
+def _signed(inputs: CreditInputs, by_row: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
+    """``A w`` plus the residual on every sampled token, ``[M, T]``; ``weights`` is used up."""
+    credit = weights.mul_(by_row[:, None])
+    return credit if residual is None else credit.add_(spread(residual, inputs))
+
+
+def _gaps(inputs: CreditInputs, rectified: Tensor, moved: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Rectified gap ``[M, T]``, 0 outside the mask; its sum and the sum of |rectified - identity|, ``[M]`` each."""
+    assert inputs.teacher_logprobs is not None
+    mask = inputs.response_mask
+    gap = torch.empty(mask.shape, dtype=inputs.dtype, device=mask.device)
+    sums = torch.zeros(inputs.num_rows, dtype=wide(mask.device), device=mask.device)
+    shifts = torch.zeros_like(sums)
+    for rows in row_blocks(mask):
+        block = torch.sub(rectified[rows], inputs.student_logprobs[rows].detach().to(inputs.dtype), out=gap[rows])
+        sums[rows] = zero_outside_(block, mask[rows]).sum(-1).to(sums.dtype)
+        if moved:
+            shift = rectified[rows] - inputs.teacher_logprobs[rows].detach().to(inputs.dtype)
+            shifts[rows] = zero_outside_(shift, mask[rows]).abs_().sum(-1).to(sums.dtype)
+    return gap, sums, shifts
 
 
 def _span_ids(

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ._segments import segment_sum
 from .allocation import Allocation
-from .groups import group_metrics
 from .inputs import CreditInputs
 from .profiles import Divergence
 from .rectification import Rectification
@@ -15,39 +14,36 @@ from .rectification import Rectification
 
 def align_metrics(
     inputs: CreditInputs,
-    advantages: Tensor,
-    identity: Tensor,
-    gap: Tensor,
+    token_counts: Tensor,
+    gap_sums: Tensor,
+    shifts: Tensor,
     rectification: Rectification,
     divergence: Divergence | None,
     threshold: float | None,
     span_ids: Tensor,
     allocation: Allocation,
-    density_min: float,
-    density_max: float,
+    bounds: tuple[float, float],
 ) -> dict[str, float]:
     """Scalars of one run, fetched from the device together.
 
     Args:
         inputs: the batch.
-        advantages: ``[N]``.
-        identity: ``[M, T]`` privileged scores before rectification.
-        gap: ``[M, T]`` rectified gap, 0 outside the mask.
+        token_counts: ``[M]`` sampled tokens.
+        gap_sums: ``[M]`` sum of the rectified gap.
+        shifts: ``[M]`` sum of |rectified - identity|.
         rectification: scores, confidence, strength and counts.
         divergence: of the profiles, or None where spans need none.
         threshold: of the boundaries, or None.
         span_ids: ``[M]``.
         allocation: per turn.
-        density_min: smallest density allowed.
-        density_max: largest density allowed.
+        bounds: smallest and largest density allowed.
     """
-    counts = inputs.token_counts.double()
+    counts = token_counts.double()
     tokens, rows = counts.sum(), inputs.num_rows
     ids, trajectories = inputs.trajectory_ids, inputs.num_trajectories
     spans = (ids * (span_ids.max() + 1) + span_ids).unique().numel()
     totals = segment_sum(counts, ids, trajectories)
     budgets = segment_sum(counts * allocation.weights.double(), ids, trajectories)
-    moved = torch.where(inputs.response_mask, rectification.logprobs - identity, 0.0).abs()
     sources = rectification.source_counts.double()
     density = allocation.density.double()
     scalars = {
@@ -55,12 +51,12 @@ def align_metrics(
         "sources_per_turn": sources.mean(),
         "mean_confidence": rectification.confidence.double().mean(),
         "mean_strength": rectification.strength.double().mean(),
-        "mean_gap": gap.sum(dtype=torch.float64) / tokens,
-        "mean_shift": moved.sum(dtype=torch.float64) / tokens,
+        "mean_gap": gap_sums.sum() / tokens,
+        "mean_shift": shifts.sum() / tokens,
         "turns_per_span": tokens.new_tensor(rows / spans),
         "spans_per_trajectory": tokens.new_tensor(spans / trajectories),
-        "capped_share": (density >= density_max - 1e-6).double().mean(),
-        "floored_share": (density <= density_min + 1e-6).double().mean(),
+        "capped_share": (density >= bounds[1] - 1e-6).double().mean(),
+        "floored_share": (density <= bounds[0] + 1e-6).double().mean(),
         "weight_std": allocation.weights.double().std(correction=0),
         "budget_error": ((budgets - totals).abs() / totals).max(),
     }
@@ -73,7 +69,7 @@ def align_metrics(
     if inputs.valid_actions is not None:
         scalars["invalid_action_share"] = (~inputs.valid_actions).double().mean()
     values = torch.stack([value.double() for value in scalars.values()]).tolist()
-    return {**group_metrics(inputs, advantages), **dict(zip(scalars, values, strict=True))}
+    return dict(zip(scalars, values, strict=True))
 
 
 def align_details(

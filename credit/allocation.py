@@ -6,6 +6,7 @@ run in float64.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from ._checks import check_range
 from ._segments import segment_sum, wide
 
 _CHUNK = 1 << 21
+_EXACT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -164,20 +166,27 @@ def project_density(
     if not bool(torch.isfinite(torch.where(counts > 0, x, 0)).all()) or bool((counts < 0).any()):
         raise ValueError(f"{where}: density must be finite and token_counts >= 0, got other values; check the inputs")
     x = torch.where(counts > 0, x, 1.0)
+    count = int(trajectory_ids.max()) + 1 if trajectory_ids.numel() else 0
+    total, spent = segment_sum(counts, trajectory_ids, count), segment_sum(counts * x, trajectory_ids, count)
+    outside = segment_sum((counts * ((x < lower) | (x > upper))).to(x.dtype), trajectory_ids, count)
+    unsolved = ((outside > 0) | ((spent - total).abs() > _EXACT * total)) & (total > 0)
     shift = torch.zeros_like(x)
-    for members in _chunks(trajectory_ids):
-        segments, row = trajectory_ids[members].unique(return_inverse=True)
-        shift[members] = _shifts(x[members], counts[members], row, segments.numel(), lower, upper)[row]
+    members = unsolved[trajectory_ids].nonzero().squeeze(1)
+    owner = (unsolved.cumsum(0) - 1)[trajectory_ids[members]]
+    for chunk, row in _chunks(owner):
+        shift[members[chunk]] = _shifts(x[members[chunk]], counts[members[chunk]], row, lower, upper)[row]
     return (x - shift).clamp(lower, upper)
 
 
-def _shifts(x: Tensor, counts: Tensor, row: Tensor, rows: int, lower: float, upper: float) -> Tensor:
-    """``[rows]``: nu of each segment, from the sorted breakpoints ``x - upper`` (starts to fall) and ``x - lower``."""
-    order = row.argsort(stable=True)
-    sizes = torch.bincount(row, minlength=rows)
-    column = torch.arange(row.numel(), device=row.device) - (sizes.cumsum(0) - sizes)[row[order]]
-    padded_x, padded_n = x.new_zeros(2, rows, int(sizes.max())).unbind(0)
-    padded_x[row[order], column], padded_n[row[order], column] = x[order], counts[order]
+def _shifts(x: Tensor, counts: Tensor, row: Tensor, lower: float, upper: float) -> Tensor:
+    """nu of each row, from the sorted breakpoints ``x - upper`` (starts to fall) and ``x - lower`` (has fallen)."""
+    sizes = torch.bincount(row)
+    if bool((row.diff() < 0).any()):
+        order = row.argsort(stable=True)
+        x, counts, row = x[order], counts[order], row[order]
+    column = torch.arange(row.numel(), device=row.device) - (sizes.cumsum(0) - sizes)[row]
+    padded_x, padded_n = x.new_zeros(2, sizes.numel(), int(sizes.max())).unbind(0)
+    padded_x[row, column], padded_n[row, column] = x, counts
     points, by_value = torch.cat([padded_x - upper, padded_x - lower], dim=1).sort(dim=1)
     slopes = torch.cat([padded_n, -padded_n], dim=1).gather(1, by_value).cumsum(1)
     total = padded_n.sum(dim=1, keepdim=True)
@@ -192,20 +201,24 @@ def _shifts(x: Tensor, counts: Tensor, row: Tensor, rows: int, lower: float, upp
     return torch.where(after > 0, exact, points[:, :1]).squeeze(1)
 
 
-def _chunks(trajectory_ids: Tensor) -> list[Tensor]:
-    """Elements in chunks of whole trajectories; where padding all of them is too much, of about equal length."""
-    if not trajectory_ids.numel():
-        return []
-    sizes = torch.bincount(trajectory_ids)
-    everything = torch.arange(trajectory_ids.numel(), device=trajectory_ids.device)
+def _chunks(ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Elements in chunks of whole segments, and their segment numbered from 0 in the chunk.
+
+    One chunk, or where padding all segments to the longest is too much, several of about equal length.
+    """
+    if not ids.numel():
+        return
+    sizes = torch.bincount(ids)
     if sizes.numel() * int(sizes.max()) <= _CHUNK:
-        return [everything]
+        yield torch.arange(ids.numel(), device=ids.device), ids
+        return
     octave = sizes.clamp(min=1).double().log2().floor().long()
     by_octave = octave.argsort(stable=True)
     part = torch.empty_like(octave)
     part[by_octave] = sizes[by_octave].cumsum(0) // _CHUNK
-    _, chunk = (octave * (part.max() + 1) + part)[trajectory_ids].unique(return_inverse=True)
-    return list(chunk.argsort(stable=True).split(torch.bincount(chunk).tolist()))
+    _, chunk = (octave * (part.max() + 1) + part)[ids].unique(return_inverse=True)
+    for members in chunk.argsort(stable=True).split(torch.bincount(chunk).tolist()):
+        yield members, ids[members].unique(return_inverse=True)[1]
 
 
 def _log_softmax(logits: Tensor, ids: Tensor, count: int) -> Tensor:

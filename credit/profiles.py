@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ._checks import check_choice, check_range
 from .correspondence import Correspondence, TaskBlock
 from .sources import check_selection
+
+_STACK = 1 << 20
 
 DISTANCES = ("jensen_shannon", "entropy", "cosine")
 
@@ -45,8 +50,7 @@ def dense_profiles(block: TaskBlock, *, profile_temperature: float = 0.1) -> Ten
         ValueError: the temperature is not positive.
     """
     check_range("dense_profiles", "profile_temperature", profile_temperature, 0, float("inf"), "()")
-    logits = (block.similarity / profile_temperature).masked_fill(~block.eligible, -torch.inf)
-    return torch.where(block.eligible, logits.softmax(dim=0), 0.0)
+    return _softmax(block.similarity, block.eligible, profile_temperature)
 
 
 def profile_divergence(
@@ -81,6 +85,7 @@ def profile_divergence(
     where = "profile_divergence"
     check_selection(where, similarity_threshold, 1)
     check_choice(where, "distance", distance, DISTANCES)
+    check_range(where, "profile_temperature", profile_temperature, 0, float("inf"), "()")
     first = correspondence.blocks[0].similarity if correspondence.blocks else torch.empty(0)
     values = torch.zeros(num_rows, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
     defined = torch.zeros(num_rows, dtype=torch.bool, device=first.device)
@@ -91,14 +96,16 @@ def profile_divergence(
                 f"{where}: correspondence must name rows below num_rows ({num_rows}), got {int(block.rows.max())}; "
                 "build it from the same batch"
             )
-        profiles = dense_profiles(block, profile_temperature=profile_temperature)
-        reached = (block.eligible & (block.similarity >= similarity_threshold)).any(dim=0)
-        known = _consecutive(block) & reached[1:] & reached[:-1]
-        known &= (block.eligible[:, 1:] == block.eligible[:, :-1]).all(dim=0)
-        distances = _distance(profiles, block.eligible, distance)
-        values[block.rows[1:]] = torch.where(known, distances, 0.0).to(values.dtype)
-        defined[block.rows[1:]] = known
-        valid[block.rows] = reached
+    for rows, consecutive, similarity, eligible in _stacks(correspondence.blocks):
+        profiles = _softmax(similarity, eligible, profile_temperature)
+        reached = (eligible & (similarity >= similarity_threshold)).any(dim=1)
+        known = consecutive & reached[:, 1:] & reached[:, :-1]
+        known &= (eligible[:, :, 1:] == eligible[:, :, :-1]).all(dim=1)
+        distances = torch.where(known, _distance(profiles, eligible, distance), 0.0)
+        real = rows >= 0
+        values[rows[:, 1:][real[:, 1:]]] = distances[real[:, 1:]].to(values.dtype)
+        defined[rows[:, 1:][real[:, 1:]]] = known[real[:, 1:]]
+        valid[rows[real]] = reached[real]
     return Divergence(values, defined, valid)
 
 
@@ -141,18 +148,53 @@ def boundary_threshold(
     return min(max(start + (place - below) * (end - start), low), high)
 
 
-def _consecutive(block: TaskBlock) -> Tensor:
-    """``[m - 1]`` bool: turn u of the block directly follows turn u - 1 in one trajectory."""
-    return (block.trajectory_ids.diff() == 0) & (block.turn_ids.diff() == 1)
+def _softmax(similarity: Tensor, eligible: Tensor, temperature: float) -> Tensor:
+    """Softmax over the sources, the last axis but one; 0 where not eligible."""
+    logits = (similarity / temperature).masked_fill(~eligible, -torch.inf)
+    return torch.where(eligible, logits.softmax(dim=-2), 0.0)
+
+
+def _stacks(blocks: Sequence[TaskBlock]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Blocks of similar size, padded to a stack of B: rows ``[B, m]`` (-1 is padding), whether turn ``u + 1`` follows
+    turn ``u`` in one trajectory ``[B, m - 1]``, similarity and eligibility ``[B, m, m]``.
+    """
+    by_size = sorted((block for block in blocks if block.rows.numel()), key=lambda block: block.rows.numel())
+    start = 0
+    while start < len(by_size):
+        smallest, stop = by_size[start].rows.numel(), start + 1
+        while stop < len(by_size):
+            size = by_size[stop].rows.numel()
+            if size > 1.25 * smallest or (stop + 1 - start) * size**2 > _STACK:
+                break
+            stop += 1
+        yield _stack(by_size[start:stop])
+        start = stop
+
+
+def _stack(blocks: Sequence[TaskBlock]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, trajectory, turn = (
+        pad_sequence([getattr(block, name) for block in blocks], batch_first=True, padding_value=-1)
+        for name in ("rows", "trajectory_ids", "turn_ids")
+    )
+    size = rows.shape[1]
+    similarity = blocks[0].similarity.new_zeros(len(blocks), size, size)
+    eligible = blocks[0].eligible.new_zeros(len(blocks), size, size)
+    for index, block in enumerate(blocks):
+        own = block.rows.numel()
+        similarity[index, :own, :own] = block.similarity
+        eligible[index, :own, :own] = block.eligible
+    follows = (trajectory.diff() == 0) & (turn.diff() == 1) & (rows[:, 1:] >= 0)
+    return rows, follows, similarity, eligible
 
 
 def _distance(profiles: Tensor, eligible: Tensor, distance: str) -> Tensor:
-    before, after = profiles[:, :-1], profiles[:, 1:]
+    """``[B, m - 1]`` distances between the profiles ``[B, source, target]`` of neighbouring targets."""
+    before, after = profiles[..., :-1], profiles[..., 1:]
     if distance == "cosine":
-        return (1 - torch.nn.functional.cosine_similarity(before, after, dim=0)).clamp(0, 1)
-    entropy = torch.special.entr(profiles).sum(dim=0)
+        return (1 - torch.nn.functional.cosine_similarity(before, after, dim=1)).clamp(0, 1)
+    entropy = torch.special.entr(profiles).sum(dim=1)
     if distance == "entropy":
-        scale = eligible.sum(dim=0).clamp(min=2).to(profiles.dtype).log()
-        return ((entropy[1:] - entropy[:-1]).abs() / scale[1:]).clamp(0, 1)
-    middle = torch.special.entr((before + after) / 2).sum(dim=0)
-    return ((middle - (entropy[1:] + entropy[:-1]) / 2) / torch.log(profiles.new_tensor(2.0))).clamp(0, 1)
+        scale = eligible.sum(dim=1).clamp(min=2).to(profiles.dtype).log()
+        return (entropy.diff().abs() / scale[:, 1:]).clamp(0, 1)
+    middle = torch.special.entr((before + after) / 2).sum(dim=1)
+    return ((middle - (entropy[:, 1:] + entropy[:, :-1]) / 2) / math.log(2)).clamp(0, 1)

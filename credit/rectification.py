@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._checks import check_choice, check_range
+from ._masks import row_blocks
 from .sources import Sources
 
 MIXTURES = ("probability", "log_mean")
@@ -81,28 +82,37 @@ def rectify(
             f"{list(cross_logprobs.shape)}; score every pair of sources, padded like the responses"
         )
     dtype = torch.promote_types(teacher_logprobs.dtype, torch.float32)
-    identity, cross = teacher_logprobs.detach().to(dtype), cross_logprobs.detach().to(dtype)
-    similarity, target = sources.similarity.to(dtype), sources.target
-    counts = torch.bincount(target, minlength=rows)
-    slots = int(counts.max()) if target.numel() else 0
-    rank = torch.arange(target.numel(), device=target.device) - (counts.cumsum(0) - counts)[target]
-    table = similarity.new_full((rows, slots), -torch.inf)
-    table[target, rank] = similarity / aggregation_temperature
-    log_omega = table.log_softmax(dim=1)[target, rank]
+    pairs, log_omega, counts = _source_table(sources, rows, aggregation_temperature, dtype)
     gamma = sources.similarity_threshold
-    evidence = log_omega.exp() * ((similarity - gamma) / (1 - gamma)).clamp(0, 1)
-    # One slot is added after another, so that the order of summation, and with it the result, is fixed on any device.
-    confidence = identity.new_zeros(rows)
-    mixed = torch.full_like(identity, -torch.inf) if mixture == "probability" else torch.zeros_like(identity)
-    for slot in range(slots):
-        pick = rank == slot
-        row, weight, scores = target[pick], log_omega[pick, None], cross[pick]
-        confidence[row] += evidence[pick]
-        if mixture == "probability":
-            mixed[row] = torch.logaddexp(mixed[row], weight + scores)
-        else:
-            mixed[row] += weight.exp() * scores
-    confidence = confidence.clamp(0, 1)
+    reach = ((sources.similarity.to(dtype) - gamma) / (1 - gamma)).clamp(0, 1)
+    if not pairs.numel():
+        zeros = reach.new_zeros(rows)
+        return Rectification(teacher_logprobs.detach().to(dtype), zeros, zeros, counts)
+    confidence = (log_omega.exp() * reach[pairs]).sum(dim=1).clamp(0, 1)
     strength = alpha_max * confidence
-    blend = torch.lerp(identity, mixed, strength[:, None])
-    return Rectification(torch.where(strength[:, None] > 0, blend, identity), confidence, strength, counts)
+    out = teacher_logprobs.detach().to(dtype, copy=True)
+    for block in row_blocks(teacher_logprobs):
+        scores, weight = cross_logprobs.detach()[pairs[block]].to(dtype), log_omega[block, :, None]
+        likely = mixture == "probability"
+        mixed = (scores + weight).logsumexp(dim=1) if likely else (scores * weight.exp()).sum(dim=1)
+        alpha = strength[block, None]
+        out[block] = torch.where(alpha > 0, torch.lerp(out[block], mixed, alpha), out[block])
+    return Rectification(out, confidence, strength, counts)
+
+
+def _source_table(sources: Sources, rows: int, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs of each row ``[M, K]``, their log-weights ``[M, K]`` and the number of pairs ``[M]``.
+
+    A free place repeats the row's first pair (any pair, for a row without one) with weight 0.
+    """
+    target = sources.target
+    counts = torch.bincount(target, minlength=rows)
+    first = counts.cumsum(0) - counts
+    place = torch.arange(target.numel(), device=target.device) - first[target]
+    slots = int(counts.max()) if target.numel() else 0
+    pairs = first.clamp(max=max(target.numel() - 1, 0))[:, None].repeat(1, slots)
+    pairs[target, place] = torch.arange(target.numel(), device=target.device)
+    logits = torch.full((rows, slots), -torch.inf, dtype=dtype, device=target.device)
+    logits[target, place] = sources.similarity.to(dtype) / temperature
+    log_omega = torch.where(counts[:, None] > 0, logits.log_softmax(dim=1), -torch.inf)
+    return pairs, log_omega, counts

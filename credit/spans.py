@@ -1,12 +1,14 @@
 """AlignOPSD stage 2, part two: cut each trajectory into spans of consecutive turns that serve one decision.
 
-All trajectories are cut at once on a ``[N, K]`` table of turns; the loops run over cuts, never over trajectories.
+All trajectories are cut at once on a ``[K, N]`` grid of turns; the loops run over cuts, never over trajectories.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+_FAR = 1 << 30
 
 
 def segment_spans(
@@ -50,11 +52,12 @@ def segment_spans(
     _check_rows(where, trajectory_ids, turn_ids=turn_ids, divergence=divergence, defined=defined)
     if not bool(torch.isfinite(torch.where(defined, divergence, 0)).all()):
         raise ValueError(f"{where}: divergence must be finite where defined, got NaN or inf; check the similarities")
-    table, real = turn_table(trajectory_ids, turn_ids)
-    inner = real & (turn_ids.new_ones(table.shape).cumsum(1) > 1)
-    score, known = divergence.detach()[table], defined[table] & inner
-    starts = _cut(score, known & (score > threshold), known & (score >= split_floor), real, min_span, max_span)
-    return _to_rows(starts, table, real)
+    table, length = _grid(trajectory_ids, turn_ids)
+    score = divergence.detach()[table]
+    known = defined[table] & (_places(table) < length)
+    known[:1] = False
+    starts = _cut(score, known & (score > threshold), known & (score >= split_floor), length, min_span, max_span)
+    return (starts.cumsum(0) - 1)[turn_ids, trajectory_ids]
 
 
 def random_spans(
@@ -92,12 +95,14 @@ def random_spans(
     where = "random_spans"
     check_span_lengths(where, min_span, max_span)
     _check_rows(where, trajectory_ids, turn_ids=turn_ids, candidates=candidates)
-    table, real = turn_table(trajectory_ids, turn_ids)
+    table, length = _grid(trajectory_ids, turn_ids)
     generator = torch.Generator().manual_seed(seed)
-    score = torch.rand(table.shape[::-1], generator=generator, dtype=torch.float64).T.to(table.device)
-    inner = real & (turn_ids.new_ones(table.shape).cumsum(1) > 1)
+    score = torch.rand(table.shape, generator=generator, dtype=torch.float64).to(table.device)
+    inner = _places(table) < length
+    inner[:1] = False
     allowed = inner if candidates is None else inner & candidates[table]
-    return _to_rows(_cut(score, allowed, inner, real, min_span, max_span), table, real)
+    starts = _cut(score, allowed, inner, length, min_span, max_span)
+    return (starts.cumsum(0) - 1)[turn_ids, trajectory_ids]
 
 
 def check_spans(
@@ -111,29 +116,30 @@ def check_spans(
     _check_rows(where, trajectory_ids, turn_ids=turn_ids, spans=spans)
     if spans.is_floating_point() or spans.dtype == torch.bool:
         raise TypeError(f"{where}: spans must be integers, got {spans.dtype}; call .long()")
-    table, real = turn_table(trajectory_ids, turn_ids)
+    table, length = _grid(trajectory_ids, turn_ids)
+    real = _places(table) < length
     index = torch.where(real, spans[table], 0)
-    step = torch.where(real[:, 1:], index.diff(dim=1), 0)
-    if bool((index[:, 0] != 0).any()) or bool(((step < 0) | (step > 1)).any()):
-        broken = (index[:, 0] != 0) | ((step < 0) | (step > 1)).any(dim=1)
+    step = torch.where(real[1:], index.diff(dim=0), 0)
+    broken = (index[:1] != 0).any(0) | ((step < 0) | (step > 1)).any(0)
+    if bool(broken.any()):
         trajectory = int(broken.int().argmax())
         raise ValueError(
             f"{where}: spans must run 0, 1, 2, .. without gaps over the turns of a trajectory, got "
-            f"{index[trajectory][real[trajectory]].tolist()[:16]} in trajectory {trajectory}; number them in turn order"
+            f"{index[real[:, trajectory], trajectory].tolist()[:16]} in trajectory {trajectory}; count in turn order"
         )
-    lengths = torch.zeros_like(index).scatter_add(1, index, real.to(index.dtype))
-    longest, trajectory = lengths.max(dim=1).values.max(dim=0)
+    sizes = torch.zeros_like(index).scatter_add(0, index, real.to(index.dtype))
+    longest, trajectory = sizes.amax(0).max(dim=0)
     if max_span is not None and int(longest) > max_span:
         raise ValueError(
             f"{where}: spans must hold at most max_span = {max_span} turns, got {int(longest)} in trajectory "
             f"{int(trajectory)}; cut it or raise max_span"
         )
-    short = (lengths > 0) & (lengths < min_span) & (real.sum(dim=1, keepdim=True) >= min_span)
+    short = (sizes > 0) & (sizes < min_span) & (length >= min_span)
     if bool(short.any()):
-        trajectory = int(short.any(dim=1).int().argmax())
+        trajectory = int(short.any(0).int().argmax())
         raise ValueError(
             f"{where}: spans must hold at least min_span = {min_span} turns, got "
-            f"{int(lengths[trajectory][short[trajectory]][0])} in trajectory {trajectory}; merge it or lower min_span"
+            f"{int(sizes[:, trajectory][short[:, trajectory]][0])} in trajectory {trajectory}; merge spans"
         )
 
 
@@ -149,60 +155,54 @@ def check_span_lengths(where: str, min_span: int, max_span: int) -> None:
         )
 
 
-def turn_table(trajectory_ids: Tensor, turn_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of every trajectory in turn order.
+def _grid(trajectory_ids: Tensor, turn_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Row of each (turn, trajectory), ``[K, N]`` int64 with 0 where there is none, and ``[N]`` int32 turns.
 
-    Args:
-        trajectory_ids: ``[M]`` int64 in [0, N).
-        turn_ids: ``[M]`` int64, 0 .. K_i - 1 once per trajectory.
-
-    Returns:
-        ``[N, K]`` int64 row of each (trajectory, turn), 0 where there is none, and ``[N, K]`` bool whether there is.
+    Turns come first, so that what is reduced over turns is vectorised over trajectories.
     """
     count = int(trajectory_ids.max()) + 1 if trajectory_ids.numel() else 0
     width = int(turn_ids.max()) + 1 if turn_ids.numel() else 0
-    rows = torch.arange(trajectory_ids.numel(), device=trajectory_ids.device)
-    table = rows.new_zeros(count, width)
-    real = torch.zeros(count, width, dtype=torch.bool, device=rows.device)
-    table[trajectory_ids, turn_ids] = rows
-    real[trajectory_ids, turn_ids] = True
-    return table, real
+    table = trajectory_ids.new_zeros(width, count)
+    table[turn_ids, trajectory_ids] = torch.arange(trajectory_ids.numel(), device=trajectory_ids.device)
+    return table, torch.bincount(trajectory_ids, minlength=count).int()
 
 
-def _cut(score: Tensor, candidate: Tensor, attractive: Tensor, real: Tensor, min_span: int, max_span: int) -> Tensor:
-    """``[N, K]`` bool: a span starts at this turn. ``score`` ranks cuts; the two masks are for steps 1 and 2."""
-    place = torch.arange(score.shape[1], device=score.device)
-    length = real.sum(dim=1, keepdim=True)
-    starts = real & (place == 0)
+def _places(table: Tensor) -> Tensor:
+    """``[K, 1]`` int32 (whose minima are vectorised, unlike those of int64): 0 .. K - 1."""
+    return torch.arange(table.shape[0], dtype=torch.int32, device=table.device)[:, None]
+
+
+def _cut(score: Tensor, candidate: Tensor, attractive: Tensor, length: Tensor, min_span: int, max_span: int) -> Tensor:
+    """``[K, N]`` bool: a span starts at this turn. ``score`` ranks cuts; the two masks are for steps 1 and 2."""
+    place = _places(score)
+    starts = (place == 0) & (length > 0)
     free = candidate & (place >= min_span) & (place <= length - min_span)
     # Accepting the best free turn and barring its neighbourhood gives the same cuts as walking down the ranking.
     while bool(free.any()):
-        best = score.masked_fill(~free, -torch.inf).argmax(dim=1, keepdim=True)
-        chosen = free.any(dim=1, keepdim=True)
-        starts |= chosen & (place == best)
-        free &= ~chosen | ((place - best).abs() >= min_span)
+        best = _strongest(score, free)
+        starts |= place == best
+        free &= (place - best).abs() >= min_span
+    if score.shape[0] <= max_span:
+        return starts
     while True:
-        index = starts.long().cumsum(1) - 1
-        sizes = torch.zeros_like(index).scatter_add(1, index, real.long())
-        long = sizes > max_span
+        begun = torch.where(starts, place, 0).cummax(0).values
+        long = (place - begun >= max_span) & (place < length)
         if not bool(long.any()):
             return starts
-        span = long.int().argmax(dim=1, keepdim=True)
-        size = sizes.gather(1, span)
-        begin = sizes.cumsum(1).gather(1, span) - size
-        feasible = (place >= begin + min_span) & (place <= begin + size - min_span) & long.any(dim=1, keepdim=True)
+        begin = torch.where(long, begun, _FAR).amin(0)
+        end = torch.minimum(torch.where(starts & (place > begin), place, _FAR).amin(0), length)
+        feasible = (place >= begin + min_span) & (place <= end - min_span)
         wanted = feasible & attractive
-        strongest = score.masked_fill(~wanted, -torch.inf).argmax(dim=1, keepdim=True)
-        off_middle = (2 * (place - begin) - size).abs().masked_fill(~feasible, torch.iinfo(torch.long).max)
-        best = torch.where(wanted.any(dim=1, keepdim=True), strongest, off_middle.argmin(dim=1, keepdim=True))
-        starts |= feasible & (place == best)
+        off_middle = torch.where(feasible, -(2 * place - begin - end).abs(), -_FAR)
+        best = torch.where(wanted.any(0), _strongest(score, wanted), _strongest(off_middle, feasible))
+        starts |= place == best
 
 
-def _to_rows(starts: Tensor, table: Tensor, real: Tensor) -> Tensor:
-    index = starts.long().cumsum(1) - 1
-    spans = table.new_zeros(int(real.sum()))
-    spans[table[real]] = index[real]
-    return spans
+def _strongest(score: Tensor, allowed: Tensor) -> Tensor:
+    """``[N]``: the first allowed turn of the highest score, or a turn beyond the last."""
+    worst = -torch.inf if score.is_floating_point() else -_FAR
+    kept = torch.where(allowed, score, worst)
+    return torch.where(allowed & (kept == kept.amax(0)), _places(score), _FAR).amin(0)
 
 
 def _check_rows(where: str, trajectory_ids: Tensor, **others: Tensor | None) -> None:

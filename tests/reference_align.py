@@ -148,6 +148,21 @@ def project(x, n, lower, upper):
     return [min(max(value - high, lower), upper) for value in x]
 
 
+def project_by_sorting(x, n, lower, upper):
+    """The same by walking over the sorted breakpoints, as fast as a loop gets."""
+    total = sum(n)
+    events = sorted(
+        [(v - upper, k) for v, k in zip(x, n, strict=True)] + [(v - lower, -k) for v, k in zip(x, n, strict=True)]
+    )
+    left, slope, place = (upper - 1) * total, 0, events[0][0]
+    for point, change in events:
+        if left - slope * (point - place) <= 0:
+            break
+        left, place, slope = left - slope * (point - place), point, slope + change
+    nu = place + left / slope if slope > 0 else place
+    return [min(max(v - nu, lower), upper) for v in x]
+
+
 def softmax(logits):
     """Of a list."""
     peak = max(logits)
@@ -155,7 +170,7 @@ def softmax(logits):
     return [power / sum(powers) for power in powers]
 
 
-def allocate(scores, n, spans, temperature, mix, lower, upper):
+def allocate(scores, n, spans, temperature, mix, lower, upper, solve=project):
     """Weights, densities before projection and budgets of one trajectory's turns; ``spans`` are half-open."""
     total = sum(n)
     betas = softmax(
@@ -166,7 +181,7 @@ def allocate(scores, n, spans, temperature, mix, lower, upper):
         shares = softmax([math.log(n[k]) + scores[k] / temperature for k in range(start, end)])
         x += [total * beta * share / n[k] for share, k in zip(shares, range(start, end), strict=True)]
         budgets += [beta] * (end - start)
-    y = project(x, n, lower, upper)
+    y = solve(x, n, lower, upper)
     return [(1 - mix) + mix * value for value in y], x, budgets
 
 

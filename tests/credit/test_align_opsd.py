@@ -25,7 +25,7 @@ def swap(inputs: CreditInputs, **changes) -> CreditInputs:
 
 
 def random_table(case, seed: int) -> list[list[float]]:
-    """The random numbers that ``random_spans`` draws, ``[N][K]``."""
+    """The random numbers that ``random_spans`` draws, one row per trajectory."""
     shape = max(case["turn"]) + 1, len(case["group"])
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).T.tolist()
 

@@ -16,7 +16,7 @@ from reference_align import eligibility, segment
 
 from turncredit.credit.correspondence import correspondence_from_similarity
 from turncredit.credit.profiles import Divergence, boundary_threshold, dense_profiles, profile_divergence
-from turncredit.credit.spans import check_spans, random_spans, segment_spans, turn_table
+from turncredit.credit.spans import check_spans, random_spans, segment_spans
 
 
 def cut(values: list[float], threshold: float, *, defined: list[bool] | None = None, **lengths) -> list[int]:
@@ -258,12 +258,6 @@ def test_random_spans_differ_by_seed_and_can_keep_the_semantic_candidates() -> N
         starts.add(int((spans == 0).sum()))
         assert int(spans.max()) == 1
     assert starts == {2, 3}
-
-
-def test_turn_table() -> None:
-    table, real = turn_table(torch.tensor([1, 0, 1, 1]), torch.tensor([2, 0, 0, 1]))
-    assert table.tolist() == [[1, 0, 0], [2, 3, 0]]
-    assert real.tolist() == [[True, False, False], [True, True, True]]
 
 
 @pytest.mark.parametrize(
