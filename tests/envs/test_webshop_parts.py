@@ -163,10 +163,9 @@ def test_goals_without_instructions_are_an_error():
 
 
 def test_human_goals_keep_their_words():
-    human = {"A1": [
-        {"instruction": "i want a chair.", "instruction_attributes": ["solid wood"], "instruction_options": ["dark blue"]},
-        {"instruction": "skipped", "instruction_attributes": [], "instruction_options": []},
-    ]}  # fmt: skip
+    wishes = [("i want a chair.", ["solid wood"], ["dark blue"]), ("skipped", [], [])]
+    keys = ("instruction", "instruction_attributes", "instruction_options")
+    human = {"A1": [dict(zip(keys, wish, strict=True)) for wish in wishes]}
     goals = build_goals(build_products([record()], {"A1": EXTRA}, human), "human")
     assert [goal.options for goal in goals] == [(("", "dark blue"),)]
     assert goals[0].instruction.startswith("i want a chair, and price lower than ")
