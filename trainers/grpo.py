@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import json
 import logging
 import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from safetensors.torch import load_file, save_file
 
 from ..credit import CreditMethod, get_credit
 from ..envs import Task, TaskSuite
@@ -33,7 +31,6 @@ from ..rollout.scoring import PolicyScorer
 from ..rollout.types import Trajectory
 from .batch import make_batch, usable
 from .callbacks import TrainerCallback
-from .checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
 from .config import GRPOConfig
 from .encoder import Encoder, load_encoder
 from .loggers import MetricsLogger, readable
@@ -41,7 +38,7 @@ from .metrics import rollout_metrics
 from .optimization import TrainRows, accumulate_gradients, apply_gradients, learning_rate
 from .phase import CreditPhase
 from .recipes import get_recipe
-from .resume import check_resumable, fingerprint, load_rng_state, rng_state
+from .resume import load_run, save_run
 from .snapshots import TeacherSnapshot
 
 logger = logging.getLogger(__name__)
@@ -360,71 +357,19 @@ class GRPOTrainer:
 
     def save(self) -> Path:
         """Write a checkpoint of the model (safetensors), the optimiser and everything that resuming needs."""
-        root = self.folder / "checkpoints"
-        state: Any = self.accelerator.get_state_dict(self.scorer)
-        rng = gather_object([rng_state()])
-        if self.accelerator.is_main_process:
-
-            def write(folder: Path) -> None:
-                weights = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-                self.model.save_pretrained(folder / "model", state_dict=weights, safe_serialization=True)
-                self.tokenizer.save_pretrained(folder / "model")
-                torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
-                torch.save(rng, folder / "rng.pt")
-                if self.snapshot is not None:
-                    save_file(self.snapshot.weights, folder / "teacher.safetensors")
-                trainer_state = {
-                    "step": self.step,
-                    "skipped_steps": self.skipped_steps,
-                    "best": self.best,
-                    "config": asdict(self.config),
-                    "fingerprint": fingerprint(self.tokenizer, self.train_tasks, self.eval_tasks),
-                    "num_processes": self.accelerator.num_processes,
-                }
-                (folder / "trainer_state.json").write_text(json.dumps(trainer_state, indent=1), encoding="utf-8")
-
-            folder = write_checkpoint(root, self.step, write)
-            prune_checkpoints(root, self.config.save_total_limit, keep=folder)
-        self.accelerator.wait_for_everyone()
+        root = save_run(self)
         for callback in self.callbacks:
             callback.on_save(self, str(root))
         return root
 
     def resume(self, source: str | bool, *, allow_changed_config: bool = False) -> None:
-        """Load a checkpoint: weights, optimiser, RNG, step, best-so-far. See `train`.
+        """Load a checkpoint: weights, optimiser, RNG, teacher, step, best-so-far. See `train`.
 
         Raises:
             FileNotFoundError: `source` names no checkpoint.
             ValueError: it is damaged, or its tokenizer, tasks or options differ from this run's.
         """
-        if source is True:
-            folder, complaints = latest_checkpoint(self.folder / "checkpoints")
-            for complaint in complaints:
-                logger.warning("checkpoint left aside: %s", complaint)
-            if folder is None:
-                return
-        else:
-            folder = Path(str(source))
-            if not folder.is_dir():
-                raise FileNotFoundError(f"GRPOTrainer.resume: source must be a checkpoint folder, got {folder}")
-            problem = verify_checkpoint(folder)
-            if problem is not None:
-                raise ValueError(f"GRPOTrainer.resume: source must be a whole checkpoint, but in {folder} {problem}")
-        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-        mine = fingerprint(self.tokenizer, self.train_tasks, self.eval_tasks)
-        check_resumable(state, asdict(self.config), mine, allow_changed_config)
-        self._load_weights(folder / "model")
-        self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
-        if self.snapshot is not None:
-            self.snapshot.weights = load_file(folder / "teacher.safetensors")
-        rng = torch.load(folder / "rng.pt", weights_only=True)
-        if state["num_processes"] == self.accelerator.num_processes:
-            load_rng_state(rng[self.accelerator.process_index])
-        self.step, self.skipped_steps, self.best = state["step"], state["skipped_steps"], state["best"]
-
-    def _load_weights(self, folder: Path) -> None:
-        loaded = type(self.model).from_pretrained(folder, dtype=next(self.model.parameters()).dtype)
-        self.model.load_state_dict(loaded.state_dict())
+        load_run(self, source, allow_changed_config)
 
     # ---- small parts
 

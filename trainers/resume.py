@@ -1,17 +1,28 @@
-"""What must be equal for a run to go on as if nothing had happened, and the random states that must come back."""
+"""Saving a run and going on as if nothing had happened: what is written, what must be equal, what must come back."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
+from safetensors.torch import load_file, save_file
 
 from ..envs import Task
+from .checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
+
+if TYPE_CHECKING:
+    from .grpo import GRPOTrainer
+
+logger = logging.getLogger(__name__)
 
 # may differ between a run and its continuation: they change what is written or how fast, not what is learned
 FREE_OPTIONS = frozenset(
@@ -101,3 +112,70 @@ def check_resumable(
             f"GRPOTrainer.resume: config must equal the checkpoint's where it matters, got {'; '.join(changed)}; "
             "pass allow_changed_config=True to go on all the same"
         )
+
+
+def save_run(trainer: GRPOTrainer) -> Path:
+    """Write a checkpoint under ``output_dir/checkpoints``; collective, every process calls it."""
+    root = trainer.folder / "checkpoints"
+    accelerator = trainer.accelerator
+    weights: Any = accelerator.get_state_dict(trainer.scorer)
+    rng = gather_object([rng_state()])
+    if accelerator.is_main_process:
+
+        def write(folder: Path) -> None:
+            named = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+            trainer.model.save_pretrained(folder / "model", state_dict=named)
+            trainer.tokenizer.save_pretrained(folder / "model")
+            torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
+            torch.save(rng, folder / "rng.pt")
+            if trainer.snapshot is not None:
+                save_file(trainer.snapshot.weights, folder / "teacher.safetensors")
+            state = {
+                "step": trainer.step,
+                "skipped_steps": trainer.skipped_steps,
+                "best": trainer.best,
+                "config": asdict(trainer.config),
+                "fingerprint": fingerprint(trainer.tokenizer, trainer.train_tasks, trainer.eval_tasks),
+                "num_processes": accelerator.num_processes,
+            }
+            (folder / "trainer_state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+
+        folder = write_checkpoint(root, trainer.step, write)
+        prune_checkpoints(root, trainer.config.save_total_limit, keep=folder)
+    accelerator.wait_for_everyone()
+    return root
+
+
+def find_run(root: Path, source: str | bool) -> Path | None:
+    """The checkpoint folder `source` means: True is the newest good one under `root`, or None."""
+    if source is True:
+        folder, complaints = latest_checkpoint(root)
+        for complaint in complaints:
+            logger.warning("checkpoint left aside: %s", complaint)
+        return folder
+    folder = Path(str(source))
+    if not folder.is_dir():
+        raise FileNotFoundError(f"GRPOTrainer.resume: source must be a checkpoint folder, got {folder}")
+    problem = verify_checkpoint(folder)
+    if problem is not None:
+        raise ValueError(f"GRPOTrainer.resume: source must be a whole checkpoint, but in {folder} {problem}")
+    return folder
+
+
+def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: bool) -> None:
+    """Put a trainer where a checkpoint was written; does nothing when True finds none."""
+    folder = find_run(trainer.folder / "checkpoints", source)
+    if folder is None:
+        return
+    state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    current = fingerprint(trainer.tokenizer, trainer.train_tasks, trainer.eval_tasks)
+    check_resumable(state, asdict(trainer.config), current, allow_changed_config)
+    model = trainer.model
+    loaded = type(model).from_pretrained(folder / "model", dtype=next(model.parameters()).dtype)
+    model.load_state_dict(loaded.state_dict())
+    trainer.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
+    if trainer.snapshot is not None:
+        trainer.snapshot.weights = load_file(folder / "teacher.safetensors")
+    if state["num_processes"] == trainer.accelerator.num_processes:
+        load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[trainer.accelerator.process_index])
+    trainer.step, trainer.skipped_steps, trainer.best = state["step"], state["skipped_steps"], state["best"]
