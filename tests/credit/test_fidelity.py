@@ -223,3 +223,11 @@ def test_the_example_compares_methods_and_writes_tables_and_plot(tmp_path: Path)
     assert "Left out: broken: broken: size must be 0, got 1" in tables
     assert tables.count("| agent_opsd |") == len(MEASURES) + 5
     assert (tmp_path / "fidelity.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_snippet_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    exec(page.split("```python\n")[1].split("```")[0], {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("Fidelity(rank_correlation=0.")
+    assert "nan" not in printed
