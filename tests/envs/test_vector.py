@@ -164,6 +164,14 @@ def test_a_worker_killed_loses_the_other_slot_when_one_is_reset(fakes):
         assert envs.step({0: "x", 1: "x"})[1].cause == "worker_died"
 
 
+def test_a_lost_slot_that_is_reset_before_it_was_told_starts_afresh(fakes):
+    with VectorEnv(fakes.Counter, 2, num_workers=1) as envs:
+        envs.reset({0: "a", 1: "b"})
+        assert envs.step({0: "die"})[0].cause == "worker_died"
+        assert texts(envs.reset({1: "d"})) == {1: "d:0"}
+        assert envs.step({1: "x"})[1].observation.text == "d:1"
+
+
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_a_worker_that_hangs_is_killed_after_the_timeout(fakes, where):
     with VectorEnv(fakes.Counter, 2, num_workers=2, timeout=20.0) as envs:
