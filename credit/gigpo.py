@@ -113,9 +113,11 @@ def similarity_anchors(inputs: CreditInputs, embeddings: Tensor, *, threshold: f
             "encode one observation per turn"
         )
     norms = embeddings.float().norm(dim=-1, keepdim=True)
-    if not bool(((norms > 0) & torch.isfinite(norms)).all()):
+    bad = ~((norms > 0) & torch.isfinite(norms))
+    if bool(bad.any()):
         raise ValueError(
-            f"{where}: embeddings must be finite and not 0, got a norm of {float(norms.min())}; encode text"
+            f"{where}: embeddings must be finite and not 0, got a vector of norm {float(norms[bad][0])}; "
+            "encode the text of every observation"
         )
     unit = embeddings.float() / norms
     groups = inputs.group_index[inputs.trajectory_ids]

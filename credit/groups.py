@@ -98,8 +98,7 @@ def group_metrics(inputs: CreditInputs, advantages: Tensor) -> dict[str, float]:
 def _check(rewards: Tensor, group_ids: Tensor, scope: str, turn_counts: Tensor | None, eps: float) -> None:
     where = "group_relative_advantages"
     check_choice(where, "normalization_scope", scope, _SCOPES)
-    if not (isinstance(eps, (int, float)) and eps >= 0):
-        raise ValueError(f"{where}: eps must be a number of at least 0, got {eps!r}; use 1e-4")
+    check_range(where, "eps", eps, 0, float("inf"), ")")
     if not rewards.is_floating_point():
         raise TypeError(f"{where}: rewards must be floating point, got {rewards.dtype}; call .float()")
     if group_ids.is_floating_point() or group_ids.dtype == torch.bool:
