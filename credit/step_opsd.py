@@ -54,7 +54,8 @@ def step_opsd(
     Returns:
         Credit with ``turn_weights`` = mean of A~ / A_i over the turn's tokens (1 where A_i = 0) and
         ``details["step_coefficients"]`` ``[M]``, coef_k (1 where none applies). Metrics: ``lam`` = lam_s,
-        ``span_share`` = span tokens / sampled tokens, ``step_coefficient_std`` = population standard deviation of coef_k over turns, and those of
+        ``span_share`` = span tokens / sampled tokens, ``step_coefficient_std`` = population standard deviation of
+        coef_k over turns, and those of
         :func:`~turncredit.credit.groups.group_metrics`.
 
     Raises:
