@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class TokenView:
         title: of the saved page.
     """
 
-    html: str
+    html: str = field(repr=False)
     title: str = "turncredit"
 
     def _repr_html_(self) -> str:

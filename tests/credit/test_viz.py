@@ -77,6 +77,8 @@ def test_spans_are_marked_where_they_change(batch: SyntheticBatch) -> None:
     figure = plot_trajectory_credit(credit, inputs, 0)
     dashed = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_linestyle() == "--"]
     assert dashed == borders
+    shaded = [patch for patch in figure.axes[0].patches if patch.get_alpha() == 0.10]
+    assert len(shaded) == len({span for span in spans if span % 2})
     assert "mean gap" in figure.axes[0].get_ylabel()
 
 
