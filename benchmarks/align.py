@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from turncredit.credit._masks import count_true
 from turncredit.credit.align_opsd import align_opsd
 from turncredit.credit.allocation import allocate
 from turncredit.credit.correspondence import build_correspondence
@@ -70,7 +71,10 @@ def batch(trajectories: int, turns: int, tokens: int, *, rollouts: int = 8, widt
 
 
 def measure(inputs: CreditInputs, repeats: int = 3) -> dict[str, float]:
-    """CPU seconds of segmentation with allocation, of the same as a loop over trajectories, and of the whole method."""
+    """CPU seconds of segmentation with allocation and of the same as a loop, and of what surrounds them.
+
+    ``turns`` starts from the scores of the turns, ``tokens`` from the gaps of their tokens.
+    """
     correspondence = inputs.correspondence
     assert correspondence is not None
     ids, turns, counts = inputs.trajectory_ids, inputs.turn_ids, inputs.token_counts
@@ -80,14 +84,30 @@ def measure(inputs: CreditInputs, repeats: int = 3) -> dict[str, float]:
     gap = torch.where(inputs.response_mask, inputs.teacher_logprobs - inputs.student_logprobs, 0.0)
     scores = gap.sum(-1) / counts
 
+    def fast_tokens() -> torch.Tensor:
+        sampled = inputs.response_mask
+        sizes = count_true(sampled)
+        means = (gap * sampled).sum(-1) / sizes
+        spans = segment_spans(found.values, found.defined, ids, turns, threshold=theta)
+        return allocate(means, sizes, spans, ids).weights
+
     def fast() -> torch.Tensor:
         spans = segment_spans(found.values, found.defined, ids, turns, threshold=theta)
         return allocate(scores, counts, spans, ids).weights
 
     values, defined, plain = found.values.tolist(), found.defined.tolist(), scores.tolist()
     sizes, owner, place = counts.tolist(), ids.tolist(), turns.tolist()
+    gap_rows, mask_rows = gap.tolist(), inputs.response_mask.tolist()
 
-    def loop() -> list[float]:
+    def loop_tokens() -> list[float]:
+        means, lengths = [], []
+        for row, sampled in zip(gap_rows, mask_rows, strict=True):
+            kept = [value for value, real in zip(row, sampled, strict=True) if real]
+            means.append(sum(kept) / len(kept))
+            lengths.append(len(kept))
+        return loop(means, lengths)
+
+    def loop(plain: list[float], sizes: list[int]) -> list[float]:
         rows: list[list[int]] = [[] for _ in range(inputs.num_trajectories)]
         for row in sorted(range(len(owner)), key=place.__getitem__):
             rows[owner[row]].append(row)
@@ -102,12 +122,14 @@ def measure(inputs: CreditInputs, repeats: int = 3) -> dict[str, float]:
                 weights[row] = weight
         return weights
 
-    difference = (fast() - torch.tensor(loop())).abs().max().item()
+    difference = (fast_tokens() - torch.tensor(loop_tokens())).abs().max().item()
     if difference > 1e-4:
         raise RuntimeError(f"measure: both ways must agree, got a difference of {difference}; one of them is broken")
     return {
-        "vectorised": best_of(fast, 10 * repeats),
-        "loop": best_of(loop, repeats),
+        "turns": best_of(fast, 10 * repeats),
+        "turns_loop": best_of(lambda: loop(plain, sizes), repeats),
+        "tokens": best_of(fast_tokens, 5 * repeats),
+        "tokens_loop": best_of(loop_tokens, 1),
         "divergence": best_of(lambda: profile_divergence(correspondence, inputs.num_rows), repeats),
         "align_opsd": best_of(lambda: align_opsd(inputs), repeats),
         "read_both": best_of(lambda: (inputs.teacher_logprobs - inputs.student_logprobs).sum(), repeats),
@@ -117,13 +139,16 @@ def measure(inputs: CreditInputs, repeats: int = 3) -> dict[str, float]:
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    columns = ("vectorised", "loop", "divergence", "align_opsd", "read_both")
-    print("| trajectories | turns | ratio | " + " | ".join(f"{name}, ms" for name in columns) + " |")
-    print("|---" * (3 + len(columns)) + "|")
+    columns = ("turns", "turns_loop", "tokens", "tokens_loop", "divergence", "align_opsd", "read_both")
+    print(
+        "| trajectories | turns | turns ratio | tokens ratio | " + " | ".join(f"{name}, ms" for name in columns) + " |"
+    )
+    print("|---" * (4 + len(columns)) + "|")
     for trajectories in (128, 256, 512, 1024, 2048):
         inputs = batch(trajectories, 8, 512)
         seconds = measure(inputs)
-        cells = [str(trajectories), str(inputs.num_rows), f"{seconds['loop'] / seconds['vectorised']:.1f}"]
+        ratios = [f"{seconds[f'{name}_loop'] / seconds[name]:.1f}" for name in ("turns", "tokens")]
+        cells = [str(trajectories), str(inputs.num_rows), *ratios]
         print("| " + " | ".join(cells + [f"{seconds[name] * 1e3:.1f}" for name in columns]) + " |")
 
 
