@@ -232,6 +232,77 @@ def test_imitation_learns_a_copy_and_masks_padding(tokenizer):
     counts = [len(row[1]) for row in padded_rows]
     expected = sum(loss * count for loss, count in zip(singles, counts, strict=True)) / sum(counts)
     assert both.item() == pytest.approx(expected, abs=1e-5)
-    imitate(model, rows * 60, batch_size=4)
+    imitate(model, rows * 20, batch_size=4)
     after, _ = imitation_loss(model, rows[:1], 0.3)
     assert after.item() < 0.5 * alone.item()
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """The checkpoint in the tree, loaded as any user would."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32), AutoTokenizer.from_pretrained(
+        CHECKPOINT
+    )
+
+
+def test_the_shipped_folder_loads_and_knows_the_vocabulary_of_small_houses(shipped, tokenizer):
+    model, loaded = shipped
+    assert sum(parameter.numel() for parameter in model.parameters()) == 857_344
+    assert loaded.get_vocab() == tokenizer.get_vocab()
+    assert loaded.chat_template == tokenizer.chat_template
+    assert model.get_input_embeddings().num_embeddings == len(loaded)
+    assert (loaded.pad_token, loaded.eos_token) == ("<pad>", "<end>")
+    for command in COMMANDS:
+        assert loaded.decode(loaded.encode(command, add_special_tokens=False)) == command
+
+
+def test_the_shipped_policy_follows_the_hint(shipped):
+    from turncredit.rollout import render_prompt, with_privileged_context
+
+    model, loaded = shipped
+    messages = compact_messages(Task("t", "Cool"), [], Observation(ROOM))
+    go = loaded.encode("<think> search </think> <action> go to", add_special_tokens=False)
+    places = [loaded.convert_tokens_to_ids(place) for place in ("cabinet 1", "cabinet 2", "fridge 1", "shelf 1")]
+    for index, place in enumerate(("in cabinet 1", "in cabinet 2", "in fridge 1", "on shelf 1")):
+        hint = f"Hint for this house: the mug 2 is {place}; cool it with fridge 1; put it in/on cabinet 1."
+        with torch.no_grad():
+            hinted = render_prompt(loaded, with_privileged_context(messages, hint))
+            plain = render_prompt(loaded, messages)
+            told, untold = (
+                model(torch.tensor([[*prompt, *go]])).logits[0, -1].softmax(-1)[places[index]].item()
+                for prompt in (hinted, plain)
+            )
+        assert told > untold
+    assert told > 0.5
+
+
+def test_demonstrations_on_the_engine_follow_the_seed(tmp_path):
+    pytest.importorskip("textworld")
+    from tiny_policy.demonstrations import demonstrate
+
+    from turncredit.envs.alfworld import generate_games
+
+    generate_games(tmp_path, 2, seed=3, split="demonstrations", task_types=["pick_and_place_simple"], verify=False)
+    options = {"episodes_per_game": 1, "max_turns": 40, "habits": Habits(), "num_workers": 0}
+    first, again, other = (demonstrate(tmp_path, "demonstrations", seed=s, **options) for s in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert [played.hinted for played in first] == [False, True, False, True]
+    assert all(played.success for played in first)
+    assert all(turn.messages[0]["content"].startswith("Hint") == turn.hinted for p in first for turn in p.turns)
+    with pytest.raises(ValueError, match="episodes_per_game and max_turns must be at least 1, got 0 and 40"):
+        demonstrate(tmp_path, "demonstrations", seed=1, **{**options, "episodes_per_game": 0})
+
+
+def test_orthogonalize_brings_singular_values_near_one():
+    from tiny_policy.optimizer import orthogonalize
+
+    torch.manual_seed(0)
+    matrices = torch.randn(3, 16, 40)
+    values = torch.linalg.svdvals(orthogonalize(matrices))
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    assert torch.allclose(orthogonalize(matrices), left @ right, atol=0.35)
