@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("bm25s", reason='needs the extra: pip install "turncredit[webshop]"')
 pytest.importorskip("Stemmer", reason='needs the extra: pip install "turncredit[webshop]"')
 
-from turncredit.envs import Environment, TaskSuite
+from turncredit.envs import Environment, TaskSuite, VectorEnv
 from turncredit.envs.webshop import (
     SearchIndex,
     ShopConfig,
@@ -367,3 +367,16 @@ def test_equal_configurations_share_a_shop(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError, match="folder must exist"):
         load_shop(CONFIG)
+
+
+def test_workers_play_the_same_episodes(suite):
+    tasks = suite.tasks("eval")[:4]
+    played = []
+    for workers in (0, 2):
+        with VectorEnv(suite.make_env(), num_envs=4, num_workers=workers) as envs:
+            seen = [envs.reset({slot: task.id for slot, task in enumerate(tasks)})]
+            for turn in range(3):
+                seen.append(envs.step({slot: suite.walkthrough(task)[turn] for slot, task in enumerate(tasks)}))
+            played.append(seen)
+    assert played[0] == played[1]
+    assert all(result.valid for result in played[0][-1].values())
