@@ -112,6 +112,7 @@ MALFORMED = [
     "</search>",
     "</answer>closed only",
     "</search><search>",
+    "</search><search>cut off before it</search>",
     "<search></search>",
     "<search> \n </search>",
     "search[capital of China]",
@@ -238,7 +239,7 @@ def test_no_reward_can_be_earned_after_the_end():
 
 
 def test_reset_forgets_everything():
-    env = make_env()
+    env = make_env(anchor="situation")
     first = env.reset("t")
     env.step("<search>q</search>")
     env.step("<answer>Beijing</answer>")
