@@ -232,7 +232,7 @@ def test_imitation_learns_a_copy_and_masks_padding(tokenizer):
     counts = [len(row[1]) for row in padded_rows]
     expected = sum(loss * count for loss, count in zip(singles, counts, strict=True)) / sum(counts)
     assert both.item() == pytest.approx(expected, abs=1e-5)
-    imitate(model, rows * 20, batch_size=4)
+    imitate(model, rows * 60, batch_size=4)
     after, _ = imitation_loss(model, rows[:1], 0.3)
     assert after.item() < 0.5 * alone.item()
 
