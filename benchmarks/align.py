@@ -85,9 +85,8 @@ def measure(inputs: CreditInputs, repeats: int = 3) -> dict[str, float]:
     scores = gap.sum(-1) / counts
 
     def fast_tokens() -> torch.Tensor:
-        sampled = inputs.response_mask
-        sizes = count_true(sampled)
-        means = (gap * sampled).sum(-1) / sizes
+        sizes = count_true(inputs.response_mask)
+        means = gap.sum(-1) / sizes
         spans = segment_spans(found.values, found.defined, ids, turns, threshold=theta)
         return allocate(means, sizes, spans, ids).weights
 

@@ -84,6 +84,20 @@ def test_divergence_needs_valid_profiles_and_one_eligible_set() -> None:
     assert other.profile_valid[:2].all()
 
 
+@pytest.mark.parametrize(("second", "expected"), [((0, 1), True), ((0, 2), False), ((1, 1), False)])
+def test_divergence_compares_neighbouring_turns_of_one_trajectory_only(second, expected) -> None:
+    # Row 1 follows row 0 = (trajectory 0, turn 0) in the block, whether or not it follows it in the trajectory.
+    built = correspondence_from_similarity(
+        torch.full((3, 3), 0.9),
+        torch.tensor([0, second[0], 2]),
+        torch.tensor([0, second[1], 0]),
+        torch.zeros(3, dtype=torch.long),
+        torch.tensor([False, False, True]),
+        torch.ones(3, dtype=torch.bool),
+    )
+    assert profile_divergence(built, 3).defined.tolist() == [False, expected, False]
+
+
 def test_profiles_are_dense_and_sum_to_one() -> None:
     for block in correspondence_of(random_case(5)).blocks:
         profiles = dense_profiles(block)
