@@ -31,7 +31,7 @@ DEMONSTRATION_TURNS = 18
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", default="outputs/alfworld_tiny", help="folder to write the policy to")
     parser.add_argument("--games", type=int, default=1000, help="generated games to demonstrate")
     parser.add_argument("--episodes-per-game", type=int, default=2, help="episodes without, and as many with the hint")
