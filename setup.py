@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 ROOTS = ("credit", "rollout", "trainers", "envs")
 EXTRAS = {
     "alfworld": ["alfworld==0.4.2", "textworld==1.7.0"],
-    "webshop": ["bm25s>=0.2", "PyStemmer>=2.2", "rapidfuzz>=3.0"],
+    "webshop": ["bm25s>=0.2", "PyStemmer>=2.2"],
     "search": ["bm25s>=0.2", "PyStemmer>=2.2", "pyarrow>=14"],
     "viz": ["matplotlib>=3.7"],
 }
