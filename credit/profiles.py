@@ -129,7 +129,7 @@ def boundary_threshold(
     Raises:
         ValueError: a value is not finite or an option is out of range.
 
-    >>> boundary_threshold(torch.tensor([0.02, 0.03, 0.05, 0.06]), quantile=0.5)
+    >>> round(boundary_threshold(torch.tensor([0.02, 0.03, 0.05, 0.06]), quantile=0.5), 6)
     0.04
     """
     where = "boundary_threshold"
