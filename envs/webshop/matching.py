@@ -39,7 +39,7 @@ def token_set_ratio(first: str, second: str) -> int:
     `second`; words sorted. Text that holds no letter or digit is like nothing.
 
     >>> token_set_ratio("blue and white", "white"), token_set_ratio("hair care", "hair repair")
-    (100, 80)
+    (100, 70)
     >>> token_set_ratio("!", "a")
     0
     """

@@ -42,7 +42,7 @@ class WebShopSuite:
     """
 
     name = "webshop"
-    stop_strings = STOP_STRINGS
+    stop_strings: tuple[str, ...] = STOP_STRINGS
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from turncredit.envs.webshop import (
     replay,
 )
 from turncredit.envs.webshop.analysis import analyze, stem
+from turncredit.envs.webshop.data import fixed_price, parse_price
 from turncredit.envs.webshop.search import document, stored_length
 
 CONFIG = ShopConfig(cache_dir=None, generated_products=240)
@@ -115,6 +116,7 @@ def test_action_form(suite):
     assert "Page 1 (Total results: 50)" in wanted.text
     env.reset(task)
     assert env.step("search[RAIN Jackets COLOR] and then some").observation == wanted
+    assert env.step("click[BACK TO Search]").valid
     env.reset(task)
     assert not env.step("search[a[rain jackets]").valid  # the verb runs to the last opening bracket
 
@@ -360,6 +362,18 @@ def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert SearchIndex(build_products(*generate_catalogue(5, 0)), blocked / "cache").search("rain jacket")
+
+
+def test_prices_depend_on_a_seed_in_strict_mode_only():
+    def prices(**options):
+        shop = load_shop(ShopConfig(cache_dir=None, generated_products=24, **options))
+        return [product.price for product in shop.products.values()], [goal.price_upper for goal in shop.goals.values()]
+
+    assert prices() == prices(seed=1)
+    assert prices(strict_original=True) != prices(strict_original=True, seed=1)
+    assert prices(strict_original=True) != prices()
+    raw, _ = generate_catalogue(24, 0)
+    assert prices()[0] == [fixed_price(record["asin"], parse_price(record["pricing"])) for record in raw]
 
 
 def test_equal_configurations_share_a_shop(monkeypatch, tmp_path: Path):

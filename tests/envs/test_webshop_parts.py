@@ -34,6 +34,7 @@ from turncredit.envs.webshop.goals import NO_LIMIT
 from turncredit.envs.webshop.hints import wanted_values
 from turncredit.envs.webshop.matching import normalize_colour, token_set_ratio
 from turncredit.envs.webshop.nouns import read_nouns, rule_nouns, write_nouns
+from turncredit.envs.webshop.pages import sub_page
 from turncredit.envs.webshop.reward import has_attribute, option_targets, type_reward
 
 
@@ -181,10 +182,9 @@ def test_splits_partition_the_goals(count):
 
 def test_token_sets_by_hand():
     assert token_set_ratio("blue, and WHITE", "white") == 100  # one set holds the other
-    # common "hair"; "hair care" against "hair repair": blocks "hair " and "a", "r" are 5 + 1 + 1 of 9 + 11, or better
-    assert token_set_ratio("hair care", "hair repair") == round(
-        100 * SequenceMatcher(None, "hair care", "hair repair").ratio()
-    )
+    # the common word "hair" against "hair care": 2 x 4 / 13 = 62; against "hair repair": 2 x 4 / 15 = 53; the two against
+    # each other: blocks of 5 and 2 letters in common, 2 x 7 / 20 = 70
+    assert token_set_ratio("hair care", "hair repair") == 70
     assert token_set_ratio("", "x") == token_set_ratio("...", "x") == 0
     assert token_set_ratio("caf\u00e9", "caf") == 100  # letters of Latin-1 are dropped, as in the original
 
@@ -302,6 +302,12 @@ def test_generated_goals_are_winnable_and_told_apart():
     rng = random.Random(0)
     others = [purchase_reward(rng.choice(products), goal, {}, rule_nouns).value for goal in goals]
     assert sum(value == 1.0 for value in others) < 0.02 * len(others)
+
+
+def test_empty_texts_leave_no_gap_on_a_page():
+    product = chair(full_description="", small_description=["oak", ""])
+    assert sub_page(product, "Description").body == "Back to Search [SEP] < Prev"
+    assert sub_page(product, "Features").body == "Back to Search [SEP] < Prev [SEP] oak"
 
 
 def test_wanted_values_find_what_a_person_meant():
