@@ -171,6 +171,8 @@ def test_hints_by_hand():
     assert hint.text == "the pen 1 is on bed 1; the pen 2 is in drawer 1; put both in/on desk 1"
     hint = hint_from_walkthrough(two[:2], "pick_two_obj_and_place")
     assert hint.text == "the pen 1 is on bed 1; put it in/on desk 1; 1 more is there already"
+    detour = [*two[:2], "take cd 1 from drawer 1", "move cd 1 to bed 1", *two[2:]]
+    assert hint_from_walkthrough(detour, "pick_two_obj_and_place").things == (("pen 1", "bed 1"), ("pen 2", "drawer 1"))
     with pytest.raises(ValueError, match=r"walkthrough must take something, got \['look'\]"):
         hint_from_walkthrough(["look"], "pick_and_place_simple")
 
