@@ -182,8 +182,8 @@ def test_splits_partition_the_goals(count):
 
 def test_token_sets_by_hand():
     assert token_set_ratio("blue, and WHITE", "white") == 100  # one set holds the other
-    # the common word "hair" against "hair care": 2 x 4 / 13 = 62; against "hair repair": 2 x 4 / 15 = 53; the two against
-    # each other: blocks of 5 and 2 letters in common, 2 x 7 / 20 = 70
+    # the common word "hair" against "hair care": 2 x 4 / 13 = 62; against "hair repair": 2 x 4 / 15 = 53; the two
+    # against each other: blocks of 5 and 2 letters in common, 2 x 7 / 20 = 70
     assert token_set_ratio("hair care", "hair repair") == 70
     assert token_set_ratio("", "x") == token_set_ratio("...", "x") == 0
     assert token_set_ratio("caf\u00e9", "caf") == 100  # letters of Latin-1 are dropped, as in the original
