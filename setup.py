@@ -11,7 +11,7 @@ EXTRAS = {
     "search": ["bm25s>=0.2", "PyStemmer>=2.2", "pyarrow>=14"],
     "viz": ["matplotlib>=3.7"],
 }
-EXTRAS["dev"] = ["pytest>=8", "hypothesis>=6.100", "ruff>=0.6", "pyright>=1.1.390", "build"]
+EXTRAS["dev"] = ["pytest>=8", "hypothesis>=6.100", "nbclient", "ipykernel", "ruff>=0.6", "pyright>=1.1.390", "build"]
 EXTRAS["all"] = sorted(
     {requirement for extra in ("alfworld", "webshop", "search", "viz") for requirement in EXTRAS[extra]}
 )

@@ -125,14 +125,14 @@ class _Report(TrainerCallback):
         self.say = say
 
     def on_step_end(self, trainer: GRPOTrainer, metrics: dict[str, float]) -> None:
-        shown = {
-            "success": metrics.get("rollout/success", float("nan")),
-            "turns": metrics.get("rollout/turns", float("nan")),
-            "invalid": metrics.get("rollout/invalid_turns", float("nan")),
-            "grad": metrics.get("train/grad_norm", float("nan")),
-            "kl": metrics.get("train/kl", 0.0),
+        names = {
+            "success": "rollout/success",
+            "turns": "rollout/turns",
+            "invalid": "rollout/invalid_turns",
+            "grad": "train/grad_norm",
+            "kl": "train/kl",
         }
-        text = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
+        text = "  ".join(f"{short} {metrics[name]:.3f}" for short, name in names.items() if name in metrics)
         self.say(f"update {trainer.step:4d}  {text}  {metrics['time/total_seconds']:.1f} s", flush=True)
 
     def on_evaluate(self, trainer: GRPOTrainer, metrics: dict[str, float]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ class _Episode:
     history: list[HistoryEntry] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     success: float = 0.0
+    info: dict[str, float] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     prompt_ids: tuple[int, ...] = ()
     budget: int = 0
@@ -122,8 +125,6 @@ class RolloutCollector:
         Raises:
             ValueError: `tasks` is empty or `num_generations` is not positive.
         """
-        import time
-
         if not tasks:
             raise ValueError("RolloutCollector.collect: tasks must not be empty; check the split's name and the data")
         if num_generations < 1:
@@ -274,6 +275,11 @@ class RolloutCollector:
             )
         )
         episode.success = float(outcome.success)
+        episode.info = {
+            name: float(value)
+            for name, value in outcome.info.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
         episode.history.append(HistoryEntry(observation.text, parsed.action))
         episode.observation = outcome.observation
 
@@ -290,4 +296,5 @@ def _trajectory(episode: _Episode, reason: StopReason, failure: str | None, poli
         stop_reason=reason,
         failure=failure,
         policy_version=policy_version,
+        info=episode.info,
     )

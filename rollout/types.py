@@ -105,6 +105,7 @@ class Trajectory:
         stop_reason: why the episode ended.
         failure: cause of an environment failure, or None. Failed trajectories stay out of baselines and losses.
         policy_version: optimiser steps the sampling policy had seen.
+        info: numbers the environment reported with the last step (a score, say).
 
     Raises:
         ValueError: success outside [0, 1], a reward that is not finite, or no turns without a failure.

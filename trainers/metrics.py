@@ -35,4 +35,6 @@ def rollout_metrics(trajectories: Sequence[Trajectory], prefix: str = "rollout")
         }
         for task_type in sorted({t.task_type for t in good}):
             metrics[f"success/{task_type}"] = float(np.mean([t.success for t in good if t.task_type == task_type]))
+    for name in sorted({name for t in good for name in t.info}):
+        metrics[f"info/{name}"] = float(np.mean([t.info[name] for t in good if name in t.info]))
     return {f"{prefix}/{name}": value for name, value in metrics.items()}

@@ -20,15 +20,15 @@ def turn(valid=True, tokens=2):
     )
 
 
-def trajectory(success, turns, task_type="Pick", failure=None):
-    return Trajectory("t", task_type, 0, 0, tuple(turns), success, success, StopReason.DONE, failure)
+def trajectory(success, turns, task_type="Pick", failure=None, info=None):
+    return Trajectory("t", task_type, 0, 0, tuple(turns), success, success, StopReason.DONE, failure, info=info or {})
 
 
 def test_metrics_by_hand():
     metrics = rollout_metrics(
         [
-            trajectory(1.0, [turn(), turn(valid=False)]),
-            trajectory(0.0, [turn(tokens=4)] * 4, "Heat"),
+            trajectory(1.0, [turn(), turn(valid=False)], info={"score": 80.0}),
+            trajectory(0.0, [turn(tokens=4)] * 4, "Heat", info={"score": 20.0}),
             trajectory(0.0, [turn()], failure="worker_died"),
         ]
     )
@@ -38,6 +38,7 @@ def test_metrics_by_hand():
     assert metrics["rollout/success/Pick"] == 1.0
     assert metrics["rollout/success/Heat"] == 0.0
     assert metrics["rollout/turns"] == 3.0
+    assert metrics["rollout/info/score"] == 50.0
     assert metrics["rollout/invalid_turns"] == pytest.approx(1 / 6)
     assert metrics["rollout/response_tokens"] == pytest.approx((2 * 2 + 4 * 4) / 6)
     assert rollout_metrics([], "eval") == {"eval/episodes": 0.0, "eval/failed": 0.0}
