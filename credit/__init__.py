@@ -1,6 +1,7 @@
 """Credit functions: which turn earned the reward? Tensors in, tensors out."""
 
 from .agent_opsd import agent_opsd
+from .align_opsd import align_opsd
 from .beliefs import belief_revisions
 from .gigpo import gigpo, similarity_anchors
 from .groups import group_relative_advantages
@@ -15,6 +16,7 @@ __all__ = [
     "CreditInputs",
     "CreditMethod",
     "agent_opsd",
+    "align_opsd",
     "belief_revisions",
     "get_credit",
     "gigpo",

@@ -23,10 +23,9 @@ class Batch:
         self.group = inputs.group_ids.tolist()
         self.trajectory, turn = inputs.trajectory_ids.tolist(), inputs.turn_ids.tolist()
         self.rows, self.width = len(self.mask), len(self.mask[0])
-        self.turns = [
-            sorted((m for m in range(self.rows) if self.trajectory[m] == i), key=lambda m: turn[m])
-            for i in range(len(self.group))
-        ]
+        self.turns: list[list[int]] = [[] for _ in self.group]
+        for m in sorted(range(self.rows), key=turn.__getitem__):
+            self.turns[self.trajectory[m]].append(m)
         self.tokens = [[t for t in range(self.width) if self.mask[m][t]] for m in range(self.rows)]
 
     def gap(self, m: int, t: int) -> float:
