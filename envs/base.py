@@ -123,10 +123,25 @@ class ParsedResponse:
 class TaskSuite(Protocol):
     """A benchmark as the rollout collector and the trainer see it. Picklable parts only in `make_env`."""
 
-    name: str
-    max_turns: int
-    history_length: int
-    stop_strings: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """Short name of the benchmark."""
+        ...
+
+    @property
+    def max_turns(self) -> int:
+        """Turns after which the collector ends an episode."""
+        ...
+
+    @property
+    def history_length(self) -> int:
+        """Past turns shown in a prompt."""
+        ...
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """A response ends right after the token that completes one of these."""
+        ...
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The ordered tasks of a split; the same list on every process and every call."""

@@ -15,7 +15,7 @@ from torch import Tensor
 class Encoder(Protocol):
     """Turns texts into vectors; a ``SentenceTransformer`` is one."""
 
-    def encode(self, texts: list[str]) -> Any:
+    def encode(self, texts: list[str], /) -> Any:
         """``[n, D]`` array-like of floats, one row per text."""
         ...
 
@@ -53,7 +53,7 @@ def load_encoder(name: str) -> Encoder:
         return HashingEncoder()
     from sentence_transformers import SentenceTransformer
 
-    encoder = SentenceTransformer(name)
+    encoder: Any = SentenceTransformer(name)
     encoder.max_seq_length = min(encoder.max_seq_length or 4096, 4096)
     return encoder
 

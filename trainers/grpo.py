@@ -123,7 +123,8 @@ class GRPOTrainer:
         self.scorer: Any
         self.optimizer: Any
         self.scorer, self.optimizer = self.accelerator.prepare(scorer, optimizer)
-        self.model: Any = self.accelerator.unwrap_model(self.scorer).model
+        unwrapped: Any = self.accelerator.unwrap_model(self.scorer)
+        self.model: Any = unwrapped.model
         share = -(-config.num_tasks * config.num_generations // self.accelerator.num_processes)
         self.collector = RolloutCollector(
             self.model,

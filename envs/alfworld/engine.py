@@ -1,3 +1,5 @@
+# TextWorld has no type information
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 """TextWorld's PDDL engine with its pure functions remembered: the same transcripts at ten times the speed and more.
 
 `FastPddlEnv` is a `textworld.envs.PddlEnv`: the planner library, the rules and the words are TextWorld's. What differs

@@ -1,3 +1,5 @@
+# TextWorld has no type information
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 """TextWorld's text grammar, derived without copies: the same words, with every pure piece remembered.
 
 A game's grammar is a document that differs from the next game's only in one line, the goal. Parsing it, parsing its

@@ -1,3 +1,5 @@
+# TextWorld has no type information
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 """A game's PDDL translated once: what the planner library loads, and what its operators and types mean.
 
 TextWorld translates the same problem four times for a load and a reset (a plain and an optimised version each); the

@@ -32,8 +32,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> LlamaFo
         initializer_range=0.05,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.convert_tokens_to_ids(str(tokenizer.eos_token)),  # type: ignore[arg-type]
+        pad_token_id=tokenizer.convert_tokens_to_ids(str(tokenizer.pad_token)),  # type: ignore[arg-type]
     )
     return LlamaForCausalLM(config)
 
