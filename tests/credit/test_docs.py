@@ -1,0 +1,35 @@
+"""The documents' code runs, and the table of methods names every method with its true defaults."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from credit_cases import random_batch
+
+from turncredit.credit import get_credit, grpo, list_credits, registry
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_example_of_a_method_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "adding_a_method.md").read_text(), re.S)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    exec(compile(code, "adding_a_method.md", "exec"), {"__name__": "adding_a_method"})
+    assert capsys.readouterr().out == "{'turns': 2, 'boost': 1.5} ['teacher_logprobs']\n"
+    inputs = random_batch(0)
+    credit = get_credit("last_turn")(inputs, step=3)
+    assert 0 < credit.metrics["boosted_share"] < 1
+    assert (credit.advantages[~inputs.response_mask] == 0).all()
+    assert get_credit("last_turn")(inputs, step=100).advantages.equal(grpo(inputs).advantages)
+
+
+def test_every_method_has_a_row_with_its_defaults() -> None:
+    text = (DOCS / "methods.md").read_text()
+    rows = {match[1]: match[0] for match in re.finditer(r"^\| `(\w+)` \|.*$", text, re.M)}
+    assert {name for name in list_credits() if not name.startswith("align_opsd")} <= set(rows)
+    for name in list_credits():
+        for option, value in re.findall(r"`(\w+)` (None|True|False|\"[^\"]*\"|[\d.e-]+)", rows.get(name, "")):
+            assert get_credit(name).options[option] == eval(value), (name, option)
