@@ -106,6 +106,7 @@ class GRPOTrainer:
         self.folder = Path(config.output_dir)
         self.step = 0
         self.skipped_steps = 0
+        self.empty_updates = 0
         self.best: dict[str, float] = {}
         self.eval_trajectories: list[Trajectory] = []
 
@@ -239,7 +240,9 @@ class GRPOTrainer:
                 times["training"] = clock.lap()
         finally:
             self._write_completions(trajectories)
-        metrics |= rollout_metrics(self._gathered(trajectories))
+        everything = self._gathered(trajectories)
+        metrics |= rollout_metrics(everything)
+        self._check_usable(everything)
         metrics |= {f"time/{name}_seconds": value for name, value in times.items()}
         metrics["time/total_seconds"] = clock.total()
         self.step += 1
@@ -319,6 +322,16 @@ class GRPOTrainer:
             raise FloatingPointError(
                 f"GRPOTrainer: loss and gradient must be finite, got {metrics['loss']} and {metrics['grad_norm']} at "
                 f"update {self.step + 1}, {self.skipped_steps} times in all; the rollouts were saved for inspection"
+            )
+
+    def _check_usable(self, trajectories: Sequence[Trajectory]) -> None:
+        """A run in which every rollout fails, update after update, must not go on looking alive."""
+        causes = [trajectory.failure for trajectory in trajectories]
+        self.empty_updates = self.empty_updates + 1 if None not in causes else 0
+        if self.empty_updates > self.config.max_skipped_steps:
+            raise RuntimeError(
+                f"GRPOTrainer: rollouts must be usable, but all failed in {self.empty_updates} updates in a row; "
+                f"the last cause: {causes[-1] if causes else 'no rollouts'}"
             )
 
     # ---- evaluation

@@ -99,7 +99,9 @@ def check_resumable(
         )
     changed = [name for name in ("train_tasks", "eval_tasks") if saved["fingerprint"][name] != current[name]]
     here = json.loads(json.dumps(config))
-    names = sorted({*saved["config"], *here} - FREE_OPTIONS)
+    # a schedule that ends at max_steps depends on it
+    free = FREE_OPTIONS - ({"max_steps"} if here["lr_scheduler_type"] != "constant" else set())
+    names = sorted({*saved["config"], *here} - free)
     changed += [
         f"{name}: {saved['config'].get(name)!r} -> {here.get(name)!r}"
         for name in names

@@ -272,6 +272,14 @@ def test_an_update_without_any_usable_rollout_goes_on(tmp_path):
     assert metrics["train/optimizer_steps"] == 0
 
 
+def test_a_run_in_which_every_prompt_is_too_long_stops_and_says_so(tmp_path):
+    sampling = SamplingConfig(max_completion_length=8, max_prompt_length=2)
+    with trainer(tmp_path, sampling=sampling, max_skipped_steps=1) as run:
+        run.train_step()
+        with pytest.raises(RuntimeError, match=r"all failed in 2 updates in a row; .*prompt over max_prompt_length"):
+            run.train_step()
+
+
 def test_a_finished_rollout_is_never_lost(tmp_path):
     class Broken(TrainerCallback):
         def on_credit(self, trainer, inputs, credit):
