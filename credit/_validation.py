@@ -45,9 +45,10 @@ def _check_kinds(inputs: CreditInputs) -> None:
             continue
         if not isinstance(value, Tensor):
             raise TypeError(f"CreditInputs: {name} must be a torch.Tensor, got {type(value).__name__}; {fix}")
-        if value.dtype not in dtypes:
-            allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise TypeError(f"CreditInputs: {name} must be {allowed}, got {value.dtype}; {fix}")
+        dtype = getattr(value, "dtype", None)
+        if dtype not in dtypes:
+            allowed = " or ".join(str(kind).removeprefix("torch.") for kind in dtypes)
+            raise TypeError(f"CreditInputs: {name} must be {allowed}, got {dtype}; {fix}")
     device = inputs.response_mask.device
     for name in _KINDS:
         value = getattr(inputs, name)

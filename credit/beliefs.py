@@ -29,8 +29,9 @@ def belief_revisions(
         Beliefs and revisions, each ``[E]``; the revisions of a trajectory add up to ``B_K - B_0``.
 
     >>> zero = torch.tensor([0])
-    >>> [x.item() for x in belief_revisions(torch.tensor([0.0]), zero, zero, torch.tensor([0.0]))]
-    [0.5, 0.0]
+    >>> moved = belief_revisions(torch.tensor([1.0986]), zero, zero, torch.tensor([0.0]))
+    >>> [round(value.item(), 4) for value in moved]
+    [0.75, 0.25]
     """
     grid = evidence.new_zeros(prior_logits.shape[0], int(place.max()) + 1)
     grid[segment, place] = evidence

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
+import torch
 from credit_cases import random_batch
 
+from turncredit import credit as package
 from turncredit.credit import get_credit, grpo, list_credits, registry
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -33,3 +38,13 @@ def test_every_method_has_a_row_with_its_defaults() -> None:
     for name in list_credits():
         for option, value in re.findall(r"`(\w+)` (None|True|False|\"[^\"]*\"|[\d.e-]+)", rows.get(name, "")):
             assert get_credit(name).options[option] == eval(value), (name, option)
+
+
+def test_doctests() -> None:
+    names = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg]
+    results = {
+        name: doctest.testmod(importlib.import_module(f"turncredit.credit.{name}"), extraglobs={"torch": torch})
+        for name in names
+    }
+    assert {name for name, result in results.items() if result.failed} == set()
+    assert sum(result.attempted for result in results.values()) >= 6
