@@ -121,7 +121,11 @@ class ParsedResponse:
 
 @runtime_checkable
 class TaskSuite(Protocol):
-    """A benchmark as the rollout collector and the trainer see it. Picklable parts only in `make_env`."""
+    """A benchmark as the rollout collector and the trainer see it. Picklable parts only in `make_env`.
+
+    Two optional members more: ``causal_span`` (``"action_only"``, the default, or ``"clean_step"``), the span of a turn
+    that StepOPSD credits, and ``same_target(action, action) -> bool``, which AlignOPSD's action filter also asks.
+    """
 
     @property
     def name(self) -> str:

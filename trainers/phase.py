@@ -13,6 +13,7 @@ from torch import Tensor
 from ..credit import Credit, CreditInputs, CreditMethod
 from ..credit.correspondence import Correspondence
 from ..credit.invalid_action import invalid_action_residual
+from ..credit.rectification import rectify
 from ..envs import ParsedResponse, Task, TaskSuite
 from ..rollout.collector import RolloutCollector
 from ..rollout.scoring import PolicyScorer
@@ -96,7 +97,7 @@ class CreditPhase:
             advantages,
             old,
             reference,
-            teacher,
+            self._distilled(teacher, correspondence),
         )
         return PhaseResult(rows, inputs, credit, metrics)
 
@@ -136,6 +137,7 @@ class CreditPhase:
                     similarity_threshold=self.credit.options["similarity_threshold"],
                     top_k=self.credit.options["top_k"],
                     action_filter=self.recipe.action_filter,
+                    same_target=getattr(self.suite, "same_target", None),
                 )
                 pairs = list(zip(sources.source.tolist(), sources.target.tolist(), strict=True))
                 metrics["teacher/pairs"] = float(len(pairs))
@@ -146,6 +148,16 @@ class CreditPhase:
         metrics["teacher/identical_rows"] = float(scores.identical)
         metrics["teacher/over_length_rows"] = float(scores.over_length)
         return scores.logprobs, correspondence
+
+    def _distilled(self, teacher: Tensor | None, correspondence: Correspondence | None) -> Tensor | None:
+        """What an auxiliary term distils: the teacher's scores, or AlignOPSD's rectified ones."""
+        if not self.recipe.rectified_teacher or teacher is None or correspondence is None:
+            return teacher
+        assert correspondence.sources is not None
+        assert correspondence.cross_logprobs is not None
+        names = ("aggregation_temperature", "alpha_max", "mixture")
+        options = {name: self.credit.options[name] for name in names}
+        return rectify(teacher, correspondence.sources, correspondence.cross_logprobs, **options).logprobs
 
     def _answers(self, batch: TurnBatch, prompts: Sequence[tuple[int, ...]], step: int) -> list[ParsedResponse]:
         """The teacher's own response at every visited state, sampled like the student's."""

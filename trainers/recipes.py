@@ -28,6 +28,7 @@ class Recipe:
             ``"ema"`` (after every update it moves to the policy by `ema_rate`).
         refresh_every: updates between refreshes of a stale teacher.
         ema_rate: 0.05 keeps 95% of the teacher.
+        rectified_teacher: the auxiliary term distils AlignOPSD's rectified scores instead of the teacher's own.
         action_filter: drop a selected pair of AlignOPSD whose actions have a cosine below 0.80.
     """
 
@@ -39,6 +40,7 @@ class Recipe:
     snapshot: str = "current"
     refresh_every: int = 10
     ema_rate: float = 0.05
+    rectified_teacher: bool = False
     action_filter: bool = False
 
     def __post_init__(self) -> None:
@@ -63,6 +65,9 @@ RECIPES: dict[str, Recipe] = {
     "opsd": Recipe("grpo", auxiliary=AuxiliaryLoss("sdar", coef=0.01, beta=0.0, policy_weight=0.0)),
     "skill_sd": Recipe("grpo", auxiliary=AuxiliaryLoss("skill_sd", coef=0.001)),
     "step_opsd": Recipe("step_opsd", teacher_context="hindsight", snapshot="stale"),
+    "align_distill": Recipe(
+        "align_opsd", auxiliary=AuxiliaryLoss("sdar", coef=0.01, beta=0.0, policy_weight=0.0), rectified_teacher=True
+    ),
     **{
         name: Recipe(name, auxiliary=SDAR if profile.auxiliary_sdar else None, action_filter=profile.action_filter)
         for name, profile in ALIGN_PROFILES.items()

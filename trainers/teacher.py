@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,7 @@ def correspond(
     similarity_threshold: float,
     top_k: int,
     action_filter: bool = False,
+    same_target: Callable[[str, str], bool] | None = None,
 ) -> tuple[Correspondence, Sources]:
     """Compare the teacher's answers with the siblings' turns and select the pairs to score.
 
@@ -152,6 +153,7 @@ def correspond(
         encoder: see `turncredit.trainers.encoder.Encoder`.
         similarity_threshold, top_k: gamma_H and K of AlignOPSD.
         action_filter: drop pairs whose actions have a cosine below 0.80.
+        same_target: with the filter, also drop pairs whose actions it calls different (WebShop: verb and click target).
     """
     teacher, student = [answer.thinking for answer in answers], [turn.thinking for turn in batch.turns]
     texts = embed(encoder, [*teacher, *student])
@@ -168,5 +170,9 @@ def correspond(
     sources = select_sources(correspondence, similarity_threshold=similarity_threshold, top_k=top_k)
     if action_filter and len(sources.source):
         actions = embed(encoder, [*(a.action for a in answers), *(turn.action for turn in batch.turns)])
-        sources = sources.keep(action_similarity(sources, actions[:m], actions[m:]) >= 0.80)
+        keep = action_similarity(sources, actions[:m], actions[m:]) >= 0.80
+        if same_target is not None:
+            pairs = zip(sources.source.tolist(), sources.target.tolist(), strict=True)
+            keep &= torch.tensor([same_target(answers[v].action, batch.turns[u].action) for v, u in pairs])
+        sources = sources.keep(keep)
     return correspondence, sources

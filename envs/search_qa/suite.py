@@ -50,6 +50,7 @@ class SearchQASuite:
 
     name = "search_qa"
     stop_strings = STOP_STRINGS
+    causal_span = "clean_step"
 
     def __init__(
         self,

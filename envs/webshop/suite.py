@@ -115,6 +115,16 @@ class WebShopSuite:
         """Take a response apart; never raises."""
         return self._parse(response)
 
+    @staticmethod
+    def same_target(first: str, second: str) -> bool:
+        """Whether two actions have the same verb and, for a click, the same target (AlignOPSD's action filter)."""
+        verbs, targets = zip(
+            *(action.strip().rstrip("]").partition("[")[::2] for action in (first, second)), strict=True
+        )
+        return verbs[0] == verbs[1] and (
+            verbs[0] != "click" or targets[0].strip().lower() == targets[1].strip().lower()
+        )
+
     def privileged_context(self, task: Task) -> str | None:
         """Skills, hint, both or nothing, as the suite was asked."""
         parts = []

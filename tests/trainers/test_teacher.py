@@ -154,6 +154,21 @@ def test_correspondence_selects_the_sibling_that_thinks_alike_and_the_filter_dro
     answers[2] = ParsedResponse("find the red key", "black", True)
     _, kept = correspond(batch, answers, HashingEncoder(), action_filter=True, **options)
     assert kept.target.tolist() == [2]
+    _, none = correspond(
+        batch, answers, HashingEncoder(), action_filter=True, same_target=lambda teacher, student: False, **options
+    )
+    assert none.target.tolist() == []
+
+
+def test_webshop_asks_for_the_same_verb_and_click_target():
+    from turncredit.envs.webshop import WebShopSuite
+
+    same = WebShopSuite.same_target
+    assert same("click[Buy Now]", "click[buy now]")
+    assert same("search[red shoe]", "search[blue shoe]")
+    assert not same("click[buy now]", "click[next >]")
+    assert not same("click[x]", "search[x]")
+    assert not same("", "click[x]")
 
 
 def test_the_toy_suite_gives_a_context():

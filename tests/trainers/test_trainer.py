@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -357,19 +358,12 @@ def test_bad_configuration_is_named(field, value):
         GRPOConfig(**{field: value})
 
 
-def test_a_custom_method_trains_by_name(tmp_path):
-    from turncredit.credit import Credit, register_credit
-    from turncredit.credit import grpo as plain
-
-    @register_credit("last_turn_only")
-    def last_turn_only(inputs, *, weight=1.0):
-        base = plain(inputs)
-        last = torch.zeros(int(inputs.trajectory_ids.max()) + 1, dtype=torch.long)
-        last = last.scatter_reduce(0, inputs.trajectory_ids, inputs.turn_ids, "amax")
-        chosen = (inputs.turn_ids == last[inputs.trajectory_ids]).float() * weight
-        return Credit(base.advantages * chosen[:, None], chosen)
-
-    assert "last_turn_only" in list_credits()
-    with trainer(tmp_path, max_steps=1, credit="last_turn_only", credit_options={"weight": 0.5}) as run:
+def test_the_documented_method_of_ones_own_trains_by_name(tmp_path):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "adding_a_method.md").read_text()
+    exec(page.split("```python")[1].split("```")[0], {})
+    assert "last_turns" in list_credits()
+    with trainer(tmp_path, max_steps=1, credit="last_turns", credit_options={"boost": 2.0}) as run:
         run.train()
-    assert lines(tmp_path)[-1]["train/optimizer_steps"] == 1
+    metrics = lines(tmp_path)[-1]
+    assert metrics["train/optimizer_steps"] == 1
+    assert 0 < metrics["credit/boosted_share"] < 1
