@@ -36,7 +36,8 @@ class WorkerProcess:
 
     @property
     def has_died(self) -> bool:
-        return self._live is not None and self._live[0].poll() is not None
+        # an idle worker says nothing: something to read is the end of its connection, which can come before its status
+        return self._live is not None and (self._live[0].poll() is not None or self._live[1].poll(0))
 
     def send(self, kind: str, requests: Mapping[int, Any]) -> Connection | None:
         """Send a request; None when the process is gone. A reset starts a process where none runs."""

@@ -35,7 +35,11 @@ def alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    try:  # the leader can be a zombie while other threads of a killed process still hold its connection
+        states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except FileNotFoundError:
+        return alive(pid)
+    return any(state != "Z" for state in states)
 
 
 def gone(pids, seconds=10.0) -> bool:
