@@ -88,10 +88,21 @@ def load_policy(args: argparse.Namespace, embedded: Path) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def run(args: argparse.Namespace, suite: TaskSuite, config: GRPOConfig, embedded: Path) -> None:
+def make_accelerator(args: argparse.Namespace) -> Accelerator:
+    """Make this before anything else asks accelerate for its state: the first one decides on the processes."""
+    return Accelerator(mixed_precision=args.mixed_precision)
+
+
+def run(
+    args: argparse.Namespace,
+    suite: TaskSuite,
+    config: GRPOConfig,
+    embedded: Path,
+    accelerator: Accelerator | None = None,
+) -> None:
     """Evaluate, train, evaluate; print success before and after and write everything into the output folder."""
     set_seed(config.seed)
-    accelerator = Accelerator(mixed_precision=args.mixed_precision)
+    accelerator = accelerator or make_accelerator(args)
     model, tokenizer = load_policy(args, embedded)
     say = print if accelerator.is_main_process else lambda *a, **k: None
     folder = Path(config.output_dir)

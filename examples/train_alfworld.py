@@ -20,7 +20,7 @@ import argparse
 from pathlib import Path
 
 import common
-from accelerate import PartialState
+from accelerate import Accelerator
 from tiny_policy.prompt import compact_messages
 
 from turncredit.envs import TaskSuite
@@ -52,10 +52,10 @@ GENERATED = {
 }
 
 
-def generated_suite(args: argparse.Namespace) -> TaskSuite:
+def generated_suite(args: argparse.Namespace, accelerator: Accelerator) -> TaskSuite:
     """Small houses, generated once into a folder that later runs reuse."""
     folder = Path(args.games_dir)
-    with PartialState().local_main_process_first():
+    with accelerator.local_main_process_first():
         for split, count in (("train", args.num_games), ("eval", GENERATED["num_eval_tasks"])):
             if len(list((folder / "json_2.1.1" / split).glob("*/*/game.tw-pddl"))) < count:
                 generate_games(folder, count, seed=0, split=split, house_size="small", num_workers=2)
@@ -89,8 +89,9 @@ def main() -> None:
     parser.add_argument("--num-games", type=int, default=192, help="generated training games")
     args = parser.parse_args()
     config = common.make_config(args, GENERATED if args.data is None else OFFICIAL)
-    suite = generated_suite(args) if args.data is None else official_suite(args)
-    common.run(args, suite, config, EMBEDDED)
+    accelerator = common.make_accelerator(args)
+    suite = generated_suite(args, accelerator) if args.data is None else official_suite(args)
+    common.run(args, suite, config, EMBEDDED, accelerator)
 
 
 if __name__ == "__main__":
