@@ -159,6 +159,7 @@ def plot_learning_curve(log: list[dict[str, float]], path: Path, title: str) -> 
 
         matplotlib.use("Agg")
         from matplotlib import pyplot
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         return False
     figure, axes = pyplot.subplots(figsize=(6, 3.6), constrained_layout=True)
@@ -169,7 +170,7 @@ def plot_learning_curve(log: list[dict[str, float]], path: Path, title: str) -> 
         points = [(line["step"], line[name]) for line in log if name in line]
         axes.plot(*zip(*points, strict=True), label=label, **style)
     axes.set(xlabel="update", ylabel="success", ylim=(0, 1), title=title)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="upper left")
     figure.savefig(path, dpi=130)
