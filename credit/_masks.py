@@ -38,7 +38,7 @@ def masked_rows(values: Tensor, mask: Tensor, out: Tensor | None = None) -> Tens
     """``[R]`` values on the True entries of ``[R, T]``, 0 elsewhere; into ``out`` if it is given."""
     target = torch.empty(mask.shape, dtype=values.dtype, device=mask.device) if out is None else out
     if values.device.type != "cpu":
-        return torch.where(mask, values[:, None], 0.0, out=target)
+        return torch.where(mask, values[:, None], values.new_zeros(()), out=target)
     bits = _BITS[values.dtype]
     torch.bitwise_and(mask.view(torch.int8).neg().to(bits), values.view(bits)[:, None], out=target.view(bits))
     return target
