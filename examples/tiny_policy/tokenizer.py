@@ -6,7 +6,8 @@ token each makes prompts half as long and copying a name a single choice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -18,47 +19,74 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }} <end> {% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-_PUNCTUATION = ".,:;?!'()/-"
-_TOKEN = r"[a-z]+ \d+|[.,:;?!'()/-]|[^\s.,:;?!'()/-]+"
+PUNCTUATION = ".,:;?!'()/-"
 
 
-def vocabulary(words: Iterable[str], kinds: Iterable[str], copies: int) -> list[str]:
-    """The entries in order: special tokens, tags, punctuation, digits, words, kinds, then names, each sorted."""
-    fixed = [PAD, UNKNOWN, END, *ROLES, *TAGS, *_PUNCTUATION, *map(str, range(1, 10))]
+def vocabulary(
+    words: Iterable[str],
+    kinds: Iterable[str],
+    copies: int,
+    tags: Iterable[str] = TAGS,
+    phrases: Iterable[str] = (),
+    punctuation: str = PUNCTUATION,
+) -> list[str]:
+    """The entries in order: special tokens, tags, punctuation, digits, words, kinds, names, phrases, each sorted."""
+    fixed = [PAD, UNKNOWN, END, *ROLES, *tags, *punctuation, *map(str, range(1, 10))]
     sorts = sorted({kind.lower() for kind in kinds})
     plain = sorted({word.lower() for word in words} - set(fixed) - set(sorts))
-    return [*fixed, *plain, *sorts, *(f"{kind} {number}" for kind in sorts for number in range(1, copies + 1))]
+    numbered = [f"{kind} {number}" for kind in sorts for number in range(1, copies + 1)]
+    return [*fixed, *plain, *sorts, *numbered, *sorted({phrase.lower() for phrase in phrases})]
+
+
+def token_pattern(phrases: Iterable[str], numbered: bool, punctuation: str) -> str:
+    """The regular expression of one token: a phrase, a name with its number, a mark, or a run of other characters."""
+    marks = punctuation.replace("-", "") + ("-" if "-" in punctuation else "")
+    longest_first = sorted({phrase.lower() for phrase in phrases}, key=lambda phrase: (-len(phrase), phrase))
+    names = [rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b"] if longest_first else []
+    return "|".join([*names, *([r"[a-z]+ \d+"] if numbered else []), f"[{marks}]", rf"[^\s{marks}]+"])
 
 
 def build_tokenizer(
-    words: Iterable[str], kinds: Iterable[str], *, copies: int = 4, max_length: int = 512
+    words: Iterable[str],
+    kinds: Iterable[str] = (),
+    *,
+    copies: int = 4,
+    max_length: int = 512,
+    tags: Sequence[str] = TAGS,
+    phrases: Iterable[str] = (),
+    punctuation: str = PUNCTUATION,
 ) -> PreTrainedTokenizerFast:
     """A tokenizer of words and names: lower-cased, decoded with single spaces.
 
     Commands of the text engine (lower case, single spaces, no punctuation) survive encoding and decoding exactly as
-    long as the vocabulary knows their names. The four tags are ordinary tokens, so that decoding keeps them; pad,
+    long as the vocabulary knows their names. The tags are ordinary tokens, so that decoding keeps them; pad,
     unknown, end and roles are special.
 
     Args:
         words: single words the policy should know; others become ``<unk>``.
-        kinds: kinds of things and furniture; ``mug`` gives the entries ``mug`` and ``mug 1`` .. ``mug {copies}``.
+        kinds: kinds of things and furniture; ``mug`` gives the entries ``mug`` and ``mug 1`` .. ``mug {copies}``. Without
+            any, a number is a word of its own.
         copies: largest number in a name.
         max_length: longest sequence the policy was trained for, in tokens.
+        tags: marks of the policy's format.
+        phrases: names of several words that are one token each.
+        punctuation: characters that are tokens wherever they stand; no brackets, carets or backslashes.
 
     Raises:
         ValueError: a word holds a space or `copies` is not positive.
     """
-    words, kinds = list(words), list(kinds)
+    words, kinds, phrases = list(words), list(kinds), list(phrases)
     split = [word for word in (*words, *kinds) if len(word.split()) != 1]
     if split:
         raise ValueError(f"build_tokenizer: words must hold no spaces, got {split[0]!r}; split texts into words first")
     if copies < 1:
         raise ValueError(f"build_tokenizer: copies must be at least 1, got {copies}; small houses need 4")
-    entries = {entry: index for index, entry in enumerate(vocabulary(words, kinds, copies))}
+    entries = {entry: index for index, entry in enumerate(vocabulary(words, kinds, copies, tags, phrases, punctuation))}
     tokenizer = Tokenizer(models.WordLevel(entries, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_TOKEN), "removed", invert=True)
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    pattern = token_pattern(phrases, bool(kinds), punctuation)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in (PAD, UNKNOWN, END, *ROLES)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
