@@ -64,8 +64,8 @@ def build_tokenizer(
 
     Args:
         words: single words the policy should know; others become ``<unk>``.
-        kinds: kinds of things and furniture; ``mug`` gives the entries ``mug`` and ``mug 1`` .. ``mug {copies}``. Without
-            any, a number is a word of its own.
+        kinds: kinds of things and furniture; ``mug`` gives the entries ``mug`` and ``mug 1`` .. ``mug {copies}``.
+            Without any, a number is a word of its own.
         copies: largest number in a name.
         max_length: longest sequence the policy was trained for, in tokens.
         tags: marks of the policy's format.
