@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<end>"
@@ -29,21 +29,26 @@ def vocabulary(
     tags: Iterable[str] = TAGS,
     phrases: Iterable[str] = (),
     punctuation: str = PUNCTUATION,
+    verbs: Iterable[str] = (),
 ) -> list[str]:
-    """The entries in order: special tokens, tags, punctuation, digits, words, kinds, names, phrases, each sorted."""
-    fixed = [PAD, UNKNOWN, END, *ROLES, *tags, *punctuation, *map(str, range(1, 10))]
+    """The entries in order: special tokens, tags, marks, verbs, digits, words, kinds, names, phrases, each sorted."""
+    opened = [f"{verb.lower()}[" for verb in verbs]
+    fixed = [PAD, UNKNOWN, END, *ROLES, *tags, *punctuation, *opened, *["]"] * bool(opened), *map(str, range(1, 10))]
     sorts = sorted({kind.lower() for kind in kinds})
     plain = sorted({word.lower() for word in words} - set(fixed) - set(sorts))
     numbered = [f"{kind} {number}" for kind in sorts for number in range(1, copies + 1)]
     return [*fixed, *plain, *sorts, *numbered, *sorted({phrase.lower() for phrase in phrases})]
 
 
-def token_pattern(phrases: Iterable[str], numbered: bool, punctuation: str) -> str:
-    """The regular expression of one token: a phrase, a name with its number, a mark, or a run of other characters."""
+def token_pattern(phrases: Iterable[str], numbered: bool, punctuation: str, verbs: Sequence[str] = ()) -> str:
+    """The regular expression of one token: an opened verb, a phrase, a name with its number, a mark, or a run of other
+    characters."""
     marks = punctuation.replace("-", "") + ("-" if "-" in punctuation else "")
     longest_first = sorted({phrase.lower() for phrase in phrases}, key=lambda phrase: (-len(phrase), phrase))
     names = [rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b"] if longest_first else []
-    return "|".join([*names, *([r"[a-z]+ \d+"] if numbered else []), f"[{marks}]", rf"[^\s{marks}]+"])
+    commands = [rf"\b(?:{'|'.join(map(re.escape, verbs))})\[", r"\]"] if verbs else []
+    run = rf"[^\s\]{marks}]+" if verbs else rf"[^\s{marks}]+"
+    return "|".join([*commands, *names, *([r"[a-z]+ \d+"] if numbered else []), f"[{marks}]", run])
 
 
 def build_tokenizer(
@@ -55,6 +60,7 @@ def build_tokenizer(
     tags: Sequence[str] = TAGS,
     phrases: Iterable[str] = (),
     punctuation: str = PUNCTUATION,
+    verbs: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
     """A tokenizer of words and names: lower-cased, decoded with single spaces.
 
@@ -71,6 +77,8 @@ def build_tokenizer(
         tags: marks of the policy's format.
         phrases: names of several words that are one token each.
         punctuation: characters that are tokens wherever they stand; no brackets, carets or backslashes.
+        verbs: verbs of commands such as ``click[buy now]``; ``click[`` and ``]`` are tokens, decoded without spaces
+            inside the brackets. Without any there are no such tokens.
 
     Raises:
         ValueError: a word holds a space or `copies` is not positive.
@@ -81,11 +89,15 @@ def build_tokenizer(
         raise ValueError(f"build_tokenizer: words must hold no spaces, got {split[0]!r}; split texts into words first")
     if copies < 1:
         raise ValueError(f"build_tokenizer: copies must be at least 1, got {copies}; small houses need 4")
-    entries = {entry: index for index, entry in enumerate(vocabulary(words, kinds, copies, tags, phrases, punctuation))}
+    names = vocabulary(words, kinds, copies, tags, phrases, punctuation, verbs)
+    entries = {entry: index for index, entry in enumerate(names)}
     tokenizer = Tokenizer(models.WordLevel(entries, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
-    pattern = token_pattern(phrases, bool(kinds), punctuation)
+    pattern = token_pattern(phrases, bool(kinds), punctuation, [verb.lower() for verb in verbs])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+    if verbs:
+        joined = [decoders.WordPiece(prefix="##", cleanup=False), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence([*joined, decoders.Replace("[ ", "["), decoders.Replace(" ]", "]")])
     tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in (PAD, UNKNOWN, END, *ROLES)])
     return PreTrainedTokenizerFast(

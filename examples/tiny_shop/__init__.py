@@ -1,0 +1,1 @@
+"""The embedded default's policy for WebShop: compact prompts, tokens, scripted player and demonstrations."""

@@ -1,0 +1,135 @@
+"""A scripted shopper that knows how to shop and has bad habits: the source of the warm start.
+
+Without a hint it often searches for the kind of thing alone, opens the first result without reading the line, turns
+pages and reads descriptions for nothing, clicks a value that nobody wants, and buys with options left out or before it
+knows the properties. With a hint it opens the product meant and hardly ever does any of that. A policy that imitates
+both buys the wrong thing on its own and not with the hint; which turns were to blame is left to be learned from
+reward. The player reads its notes and the hint only, never the shop.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .prompt import Notebook
+
+_HINTED_PRODUCT = re.compile(r'the product meant is "(?P<title>[^"]+)" \((?P<id>\w+)\)')
+
+
+@dataclass(frozen=True)
+class Habits:
+    """Chances of doing the wrong thing; `hurry` multiplies all of them when there is a hint.
+
+    Args:
+        lazy_search: leaving properties or options out of the query.
+        turn_page: clicking "next" on the first page of results instead of choosing from it.
+        first_hit: opening the first line, whatever it says.
+        read_on: opening the description or the reviews of a product just opened.
+        skip_features: never checking the properties.
+        wrong_value: clicking a value that was not asked for.
+        forget_option: buying with one more option to choose; drawn each time.
+        settle: buying a product although it lacks a wanted value or property, or is too dear.
+        hurry: what a hint leaves of all of these.
+    """
+
+    lazy_search: float = 0.5
+    turn_page: float = 0.15
+    first_hit: float = 0.4
+    read_on: float = 0.35
+    skip_features: float = 0.5
+    wrong_value: float = 0.1
+    forget_option: float = 0.3
+    settle: float = 0.35
+    hurry: float = 0.1
+
+
+@dataclass(frozen=True)
+class Move:
+    """What the player thinks, in one or two words, and the command it types."""
+
+    thought: str
+    command: str
+
+    @property
+    def response(self) -> str:
+        """The move in the policy's format."""
+        return f"<think> {self.thought} </think> <action> {self.command} </action>"
+
+
+def read_hint(hint: str) -> tuple[str, str] | None:
+    """Id, in lower case, and title of the product that a hint names; None where it names none."""
+    match = _HINTED_PRODUCT.search(hint)
+    return (match["id"].lower(), match["title"].lower()) if match else None
+
+
+def next_move(notes: Notebook, hint: str | None, rng: random.Random, habits: Habits) -> Move:
+    """The player's next move.
+
+    Args:
+        notes: what was seen so far (see `prompt.keep_notes`).
+        hint: the privileged context, or None.
+        rng: source of every chance.
+        habits: how often things go wrong.
+    """
+    told = None if hint is None else read_hint(hint)
+    share = 1.0 if told is None else habits.hurry
+
+    def slips(chance: float) -> bool:
+        return rng.random() < chance * share
+
+    if notes.page == "search":
+        return _search(notes, slips(habits.lazy_search), rng)
+    if notes.page == "results":
+        return _find_again(notes, *told) if told else _choose_hit(notes, slips, habits)
+    if notes.page == "sub":
+        return Move("back", "click[< prev]")
+    return _handle_item(notes, told[0] if told else None, slips, habits, rng)
+
+
+def _search(notes: Notebook, lazy: bool, rng: random.Random) -> Move:
+    wish = notes.wish
+    words = [wish.things, *wish.properties, *wish.options.values()]
+    if lazy:
+        words = words[: rng.choice((1, 1, 2))]
+    return Move("search", f"search[{' '.join(words)}]")
+
+
+def _find_again(notes: Notebook, product: str, title: str) -> Move:
+    """With a hint: open the product meant, or search for its brand, line and kind where it is not listed."""
+    if product in (hit.id for hit in notes.hits):
+        return Move("open it", f"click[{product}]")
+    return Move("search", f"search[{title.partition(',')[0]}]")
+
+
+def _choose_hit(notes: Notebook, slips: Callable[[float], bool], habits: Habits) -> Move:
+    if notes.number == 1 and slips(habits.turn_page):
+        return Move("look on", "click[next >]")
+    if notes.hits and slips(habits.first_hit):
+        return Move("open first", f"click[{notes.hits[0].id}]")
+    fitting = [hit for hit in notes.hits if not hit.dear and not hit.other and hit.id not in notes.opened]
+    if fitting:
+        return Move("open it", f"click[{max(fitting, key=lambda hit: len(hit.properties)).id}]")
+    return Move("look on", "click[next >]") if notes.number < 3 else Move("back", "click[back to search]")
+
+
+def _handle_item(
+    notes: Notebook, meant: str | None, slips: Callable[[float], bool], habits: Habits, rng: random.Random
+) -> Move:
+    wish, read = notes.wish, notes.item in notes.looked
+    if not notes.choice and not read and slips(habits.read_on):
+        return Move("read", f"click[{rng.choice(('description', 'reviews'))}]")
+    complete = len(notes.properties) == len(wish.properties)
+    unfit = notes.dear or any(value not in notes.offers for value in notes.missing) or (read and not complete)
+    if (unfit if meant is None else meant != notes.item) and not slips(habits.settle):
+        return Move("back", "click[< prev]")
+    left = [value for value in notes.missing if value in notes.offers]
+    if left and not slips(habits.forget_option):
+        unwanted = [value for value in notes.offers if value not in wish.options.values()]
+        wrong = unwanted and slips(habits.wrong_value)
+        return Move("choose", f"click[{rng.choice(unwanted) if wrong else left[0]}]")
+    if not left and not complete and not read and meant is None and not slips(habits.skip_features):
+        return Move("check", "click[features]")
+    return Move("buy", "click[buy now]")
