@@ -37,7 +37,7 @@ def vocabulary(
     sorts = sorted({kind.lower() for kind in kinds})
     plain = sorted({word.lower() for word in words} - set(fixed) - set(sorts))
     numbered = [f"{kind} {number}" for kind in sorts for number in range(1, copies + 1)]
-    return [*fixed, *plain, *sorts, *numbered, *sorted({phrase.lower() for phrase in phrases})]
+    return list(dict.fromkeys([*fixed, *plain, *sorts, *numbered, *sorted(phrase.lower() for phrase in phrases)]))
 
 
 def token_pattern(phrases: Iterable[str], numbered: bool, punctuation: str, verbs: Sequence[str] = ()) -> str:
