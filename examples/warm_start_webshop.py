@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from tiny_policy.demonstrations import Demonstration
 from tiny_policy.training import build_model, encode, imitate
-from tiny_shop.demonstrations import MAX_TURNS, demonstrate, make_suite
+from tiny_shop.demonstrations import MAX_TURNS, demonstrate, embedded_suite
 from tiny_shop.player import Habits
 from tiny_shop.vocabulary import shop_tokenizer
 
@@ -42,8 +42,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Demonstrations, tokenizer, training, measurement, in this order."""
     arguments = parse_arguments()
-    os.environ.pop("WEBSHOP_DATA", None)
-    suite = make_suite()
+    suite = embedded_suite()
     rows = collect(arguments, suite)
     tokenizer = shop_tokenizer(suite.shop)
     model = build_model(tokenizer, seed=arguments.seed)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tiny_policy.demonstrations import Demonstration
 
 from turncredit.envs import HistoryEntry, Task
 from turncredit.envs.webshop import ShopConfig, WebShopEnv, WebShopSuite
+from turncredit.envs.webshop.data import DATA_VARIABLE
 from turncredit.rollout.prompts import with_privileged_context
 
 from .player import Habits, next_move
@@ -29,16 +32,18 @@ class Played:
     score: float
 
 
-def make_suite(**options) -> WebShopSuite:
+def embedded_suite(config: ShopConfig | None = None, **options: Any) -> WebShopSuite:
     """The suite of the embedded default: the generated shop, compact prompts, a teacher that reads the goal's hint.
 
+    Official files are left aside, so ``WEBSHOP_DATA`` is taken out of this process's environment.
+
     Args:
+        config: of a generated shop; None takes the usual one.
         options: other arguments of `WebShopSuite`.
     """
-    return WebShopSuite(
-        options.pop("config", ShopConfig()),
-        **{"privileged": "hint", "max_turns": MAX_TURNS, "build_messages": compact_messages, **options},
-    )
+    os.environ.pop(DATA_VARIABLE, None)
+    defaults = {"privileged": "hint", "max_turns": MAX_TURNS, "build_messages": compact_messages}
+    return WebShopSuite(config or ShopConfig(), **{**defaults, **options})
 
 
 def demonstrate(

@@ -248,6 +248,11 @@ def _page_lines(notes: Notebook) -> list[tuple[str, str]]:
     ]
 
 
+def _hit_text(hit: Hit, notes: Notebook) -> str:
+    marks = {"over": hit.dear, "other": hit.other, "seen": hit.id in notes.opened}
+    return " ".join([hit.id, *hit.properties, *(mark for mark, holds in marks.items() if holds)])
+
+
 def _body(observation: str) -> list[str]:
     """The visible strings after the instruction."""
     parts = observation.split(_SEPARATOR)
