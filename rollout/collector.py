@@ -13,6 +13,7 @@ from ..envs import EnvFailure, HistoryEntry, Observation, StepResult, Task, Task
 from ..envs.vector import VectorEnv
 from .prompts import check_tokenizer, render_prompt, with_privileged_context
 from .sampling import Sample, Sampler, SamplingConfig
+from .scoring import Agree
 from .types import Message, StopReason, Trajectory, Turn
 
 
@@ -53,7 +54,10 @@ class RolloutCollector:
         num_workers: environment processes; 0 plays in this process.
         generation_batch_size: prompts per ``generate`` call; None takes all active episodes.
         env_timeout: seconds before a silent environment worker is replaced.
-        synced_gpus: pass to ``generate`` (ZeRO-3 without gathered parameters).
+        max_worker_rss_mb: replace a worker of more memory than this between episodes; None never does.
+        agree: takes counts and returns their largest over all processes; given where every forward pass is a collective
+            call (ZeRO-3 without gathered parameters). Every process then calls `collect`, also with no task at all,
+            and keeps generating a token for nobody until the last one is done.
 
     Raises:
         ValueError: the tokenizer lacks a chat template or a padding token, or a number is not positive.
@@ -70,7 +74,8 @@ class RolloutCollector:
         num_workers: int = 2,
         generation_batch_size: int | None = None,
         env_timeout: float = 120.0,
-        synced_gpus: bool = False,
+        max_worker_rss_mb: float | None = None,
+        agree: Agree | None = None,
     ):
         check_tokenizer(tokenizer)
         for name, value in (("num_envs", num_envs), ("generation_batch_size", generation_batch_size or 1)):
@@ -80,9 +85,15 @@ class RolloutCollector:
         self.suite = suite
         self.sampling = sampling or SamplingConfig()
         self.generation_batch_size = generation_batch_size
-        self.synced_gpus = synced_gpus
+        self.agree = agree
         self.sampler = Sampler(model, tokenizer, stop_strings=suite.stop_strings)
-        self.envs = VectorEnv(suite.make_env(), num_envs, num_workers=num_workers, timeout=env_timeout)
+        self.envs = VectorEnv(
+            suite.make_env(),
+            num_envs,
+            num_workers=num_workers,
+            timeout=env_timeout,
+            max_worker_rss_mb=max_worker_rss_mb,
+        )
         self.num_envs = num_envs
         self.stats = CollectorStats(0.0, 0.0)
 
@@ -125,7 +136,7 @@ class RolloutCollector:
         Raises:
             ValueError: `tasks` is empty or `num_generations` is not positive.
         """
-        if not tasks:
+        if not tasks and self.agree is None:
             raise ValueError("RolloutCollector.collect: tasks must not be empty; check the split's name and the data")
         if num_generations < 1:
             raise ValueError(f"RolloutCollector.collect: num_generations must be at least 1, got {num_generations}")
@@ -148,7 +159,7 @@ class RolloutCollector:
                 progress.update(1)
                 progress.set_postfix(turns=turns_played, refresh=False)
 
-        while waiting or playing:
+        while self._anyone_plays(bool(waiting or playing)):
             clock = time.perf_counter()
             fresh: dict[int, int] = {}
             for slot in range(self.num_envs):
@@ -210,18 +221,41 @@ class RolloutCollector:
         episode.prompt_ids = render_prompt(self.tokenizer, shown)
         return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > sampling.max_prompt_length else None
 
+    def _anyone_plays(self, here: bool) -> bool:
+        return here if self.agree is None else bool(self.agree([int(here)])[0])
+
     def _generate(self, episodes: list[_Episode], sampling: SamplingConfig, seed: int, step: int) -> list[Sample]:
-        size = self.generation_batch_size or max(len(episodes), 1)
+        return self.sample(
+            [episode.prompt_ids for episode in episodes],
+            sampling,
+            [(seed, step, episode.task.id, episode.rollout_index, len(episode.turns)) for episode in episodes],
+            [episode.budget for episode in episodes],
+            self.generation_batch_size,
+        )
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        seeds: Sequence[Sequence[int | str]],
+        budgets: Sequence[int] | None = None,
+        batch_size: int | None = None,
+    ) -> list[Sample]:
+        """Responses to any number of prompts, `batch_size` at a time (see `Sampler.sample`); in step where it must be."""
+        size = batch_size or max(len(prompts), 1)
+        calls = -(-len(prompts) // size)
         samples: list[Sample] = []
-        for start in range(0, len(episodes), size):
-            batch = episodes[start : start + size]
-            samples += self.sampler.sample(
-                [episode.prompt_ids for episode in batch],
+        for number in range(calls if self.agree is None else self.agree([calls])[0]):
+            part = slice(number * size, (number + 1) * size)
+            idle = number >= calls
+            answers = self.sampler.sample(
+                [(self.tokenizer.pad_token_id,)] if idle else prompts[part],
                 sampling,
-                [(seed, step, episode.task.id, episode.rollout_index, len(episode.turns)) for episode in batch],
-                budgets=[episode.budget for episode in batch],
-                synced_gpus=self.synced_gpus,
+                [("idle",)] if idle else seeds[part],
+                budgets=[1] if idle else None if budgets is None else budgets[part],
+                synced_gpus=self.agree is not None,
             )
+            samples += [] if idle else answers
         return samples
 
     def response_text(self, sample: Sample) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 Ids = Sequence[int]
+Agree = Callable[[Sequence[int]], Sequence[int]]
+"""Counts of this process -> the largest of each over all processes."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,15 @@ class PolicyScorer(nn.Module):
                 "load it with AutoModelForCausalLM"
             )
 
+    @property
+    def config(self) -> Any:
+        """The model's configuration; Accelerate reads the hidden size for ZeRO-3's buffers from it."""
+        return self.model.config
+
+    def chunks_for(self, tokens: int) -> int:
+        """How often `forward` visits the output embedding for so many response tokens."""
+        return -(-tokens // self.chunk_tokens)
+
     def forward(
         self,
         input_ids: Tensor,
@@ -102,8 +113,16 @@ class PolicyScorer(nn.Module):
         targets: Tensor,
         temperature: float = 1.0,
         entropy: bool = False,
+        min_chunks: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
         """Score ``targets`` at ``positions`` (see `PackedRows`).
+
+        Args:
+            input_ids, positions, targets: see `PackedRows`.
+            temperature: divides the logits; 0 counts as 1.
+            entropy: also return the entropy of every scored position.
+            min_chunks: visit the output embedding at least this often: where its weight is sharded (ZeRO-3) every visit
+                is a collective call, and processes with fewer tokens must not be short of one.
 
         Returns:
             ``logprobs [n]`` float32 of ``softmax(logits / temperature)``, in nats, and ``entropy [n]`` (or None).
@@ -113,11 +132,12 @@ class PolicyScorer(nn.Module):
         hidden = hidden.flatten(0, 1)[positions]
         head = base.get_output_embeddings()
         logprobs, entropies = [], []
-        for start in range(0, len(targets), self.chunk_tokens):
-            chunk = slice(start, start + self.chunk_tokens)
+        chunks = max(self.chunks_for(len(targets)), min_chunks)
+        for number in range(chunks):
+            chunk = slice(number * self.chunk_tokens, (number + 1) * self.chunk_tokens)
             arguments = (head, hidden[chunk], targets[chunk], temperature, entropy)
             # one chunk is small enough to keep; with more, keeping them all would be the tensor we avoid
-            if torch.is_grad_enabled() and len(targets) > self.chunk_tokens:
+            if torch.is_grad_enabled() and chunks > 1:
                 score, ent = checkpoint(self._score_chunk, *arguments, use_reentrant=False)  # type: ignore[misc]
             else:
                 score, ent = self._score_chunk(*arguments)
@@ -165,7 +185,7 @@ def score_responses(
     temperature: float = 1.0,
     max_tokens: int = 16384,
     entropy: bool = False,
-    min_batches: int = 0,
+    agree: Agree | None = None,
 ) -> ResponseScores:
     """Log-probs of M responses, each under its own prompt, in length-bucketed micro-batches.
 
@@ -177,7 +197,8 @@ def score_responses(
         temperature: the sampling temperature (log-probs follow it); 0 is scored at 1.
         max_tokens: rows x longest row in one forward pass.
         entropy: also return the entropy at every response position.
-        min_batches: run at least this many forward passes, for ranks that must keep in step (ZeRO-3).
+        agree: takes counts and returns their largest over all processes; given where every forward pass is a collective
+            call (ZeRO-3), so that all processes run equally many. Every process must then call this function.
 
     Raises:
         ValueError: the numbers of prompts and responses differ, or one of them is empty.
@@ -195,20 +216,24 @@ def score_responses(
     logprobs = torch.zeros(len(responses), width)
     entropies = torch.zeros(len(responses), width) if entropy else None
     plan = plan_micro_batches([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], max_tokens)
+    batches, chunks = len(plan), 0
+    if agree is not None:
+        chunks = max((module.chunks_for(sum(len(responses[i]) for i in rows)) for rows in plan), default=1)
+        batches, chunks = agree([batches, chunks])
     was_training = module.training
     module.eval()
     try:
         for rows in plan:
             packed = pack_rows([prompts[i] for i in rows], [responses[i] for i in rows], pad_token_id, device)
-            score, ent = scorer(packed.input_ids, packed.positions, packed.targets, temperature, entropy)
+            score, ent = scorer(packed.input_ids, packed.positions, packed.targets, temperature, entropy, chunks)
             index = torch.tensor(rows)
             inside = mask[index]
             logprobs[index] = logprobs[index].masked_scatter(inside, score.float().cpu())
             if entropies is not None and ent is not None:
                 entropies[index] = entropies[index].masked_scatter(inside, ent.float().cpu())
-        for _ in range(len(plan), min_batches):
+        for _ in range(len(plan), batches):
             packed = pack_rows([[0]], [[0]], pad_token_id, device)
-            scorer(packed.input_ids, packed.positions, packed.targets, temperature, False)
+            scorer(packed.input_ids, packed.positions, packed.targets, temperature, False, chunks)
     finally:
         module.train(was_training)
     return ResponseScores(logprobs, mask, entropies)

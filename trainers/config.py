@@ -24,6 +24,10 @@ class GRPOConfig:
         sampling: temperature, top-p, top-k and budgets of training rollouts.
         num_envs: episodes in play at once, per process.
         num_workers: environment processes, per process; 0 plays in this one.
+        env_timeout: seconds before a silent environment process is replaced.
+        max_worker_rss_mb: replace an environment process of more memory than this between episodes; None never does.
+        ds3_gather_for_generation: under ZeRO-3, gather the weights once for every rollout phase; False keeps them sharded
+            (less memory, every token a collective call).
         epsilon, epsilon_high: clip range of the ratio below and above 1.
         delta: dual clip for negative advantages; None turns it off.
         beta: coefficient of the KL (k3) to the initial policy; 0 keeps no reference model.
@@ -59,6 +63,9 @@ class GRPOConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     num_envs: int = 64
     num_workers: int = 2
+    env_timeout: float = 120.0
+    max_worker_rss_mb: float | None = None
+    ds3_gather_for_generation: bool = True
     epsilon: float = 0.2
     epsilon_high: float = 0.24
     delta: float | None = 3.0
@@ -124,7 +131,7 @@ class GRPOConfig:
                 f"GRPOConfig: num_generations must be at least 2, got {self.num_generations}; "
                 "a group of one has no baseline and its advantage is 0"
             )
-        for name in ("learning_rate", "max_grad_norm"):
+        for name in ("learning_rate", "max_grad_norm", "env_timeout"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"GRPOConfig: {name} must be positive, got {getattr(self, name)}")
         if self.loss_type not in LOSS_TYPES:

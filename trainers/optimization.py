@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,47 @@ from torch import Tensor
 
 from ..rollout.scoring import pack_rows, plan_micro_batches
 from .config import GRPOConfig
+from .distributed import agree_max, backward, no_sync, zero_stage
 from .losses import clipped_policy_loss, kl_k3, loss_coefficients, sdar_loss, skill_sd_loss
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class MicroBatchLimits:
+    """How large a training micro-batch may be; halved for the rest of a run when memory runs out.
+
+    Args:
+        tokens: rows x longest row.
+        rows: rows at most; None for no such limit.
+    """
+
+    tokens: int
+    rows: int | None = None
+
+    @classmethod
+    def of(cls, config: GRPOConfig) -> MicroBatchLimits:
+        """The limits that a configuration asks for."""
+        return cls(config.micro_batch_tokens, config.per_device_train_batch_size)
+
+    def plan(self, rows: TrainRows) -> list[list[int]]:
+        """Row indices of every micro-batch, the longest rows first."""
+        lengths = [len(p) + len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
+        plan = plan_micro_batches(lengths, self.tokens)
+        limit = self.rows
+        return plan if limit is None else [b[i : i + limit] for b in plan for i in range(0, len(b), limit)]
+
+    def halve(self, largest: int) -> bool:
+        """Make room, starting from micro-batches of `largest` rows; False where they cannot be smaller."""
+        if largest < 2:
+            return False
+        self.tokens = max(self.tokens // 2, 1)
+        self.rows = -(-largest // 2)
+        return True
+
+
+class MicroBatchTooLarge(RuntimeError):
+    """Memory ran out in a micro-batch, here or on another process; nothing was reduced yet."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +118,6 @@ class AuxiliaryLoss:
     def __post_init__(self) -> None:
         if self.kind not in ("sdar", "skill_sd"):
             raise ValueError(f'AuxiliaryLoss: kind must be "sdar" or "skill_sd", got {self.kind!r}')
-
-
-def _micro_batches(rows: TrainRows, config: GRPOConfig) -> list[list[int]]:
-    lengths = [len(p) + len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
-    plan = plan_micro_batches(lengths, config.micro_batch_tokens)
-    limit = config.per_device_train_batch_size
-    return plan if limit is None else [b[i : i + limit] for b in plan for i in range(0, len(b), limit)]
 
 
 def _terms(
@@ -163,17 +196,63 @@ def accumulate_gradients(
     *,
     pad_token_id: int,
     auxiliary: AuxiliaryLoss | None = None,
+    limits: MicroBatchLimits | None = None,
 ) -> dict[str, float] | None:
     """Add the gradient of one optimiser step to the parameters, whatever this process holds.
 
     Rows are cut into as many micro-batches as their lengths ask for. Every process runs the same number of them (short
-    ones are filled with a weightless dummy), and gradients are reduced once, in the last.
+    ones are filled with a weightless dummy), and gradients are reduced once, in the last. When memory runs out before
+    that, all processes drop what they have, halve the micro-batches and begin again, once: the gradient is the same.
+    Under ZeRO, whose every backward pass is collective, only a single process can begin again.
+
+    Args:
+        accelerator, scorer: the policy as `PolicyScorer`, prepared by the accelerator.
+        rows: what this process holds, possibly nothing.
+        config: the objective.
+        pad_token_id: any id.
+        auxiliary: a distillation term.
+        limits: size of the micro-batches, halved in place when memory runs out; None takes the configuration's.
 
     Returns:
         Global sums and means for logging, or None when no process holds an active row (nothing was done).
+
+    Raises:
+        MicroBatchTooLarge: memory ran out again, or with one row.
     """
+    limits = limits or MicroBatchLimits.of(config)
     if auxiliary is None:
         rows = rows.select(rows.active.nonzero().flatten())
+    plan = limits.plan(rows)
+    try:
+        return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, auxiliary)
+    except MicroBatchTooLarge as error:
+        largest = agree_max(accelerator, [max(map(len, plan), default=0)])[0]
+        scorer.zero_grad(set_to_none=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if zero_stage(accelerator) and accelerator.num_processes > 1 or not limits.halve(largest):
+            raise
+        logger.warning("%s; the step begins again with micro-batches of at most %s rows", error, limits.rows)
+    return _accumulate(accelerator, scorer, rows, limits.plan(rows), config, pad_token_id, auxiliary)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that a device or the machine has no memory left."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    )
+
+
+def _accumulate(
+    accelerator: Any,
+    scorer: Any,
+    rows: TrainRows,
+    plan: list[list[int]],
+    config: GRPOConfig,
+    pad_token_id: int,
+    auxiliary: AuxiliaryLoss | None,
+) -> dict[str, float] | None:
     policy_coef, denominator = loss_coefficients(
         rows.response_mask,
         rows.trajectory_ids,
@@ -182,38 +261,54 @@ def accumulate_gradients(
         max_completion_length=config.sampling.max_completion_length,
     )
     aux_coef, aux_denominator = _token_mean_coefficients(rows, auxiliary)
-    plan = _micro_batches(rows, config)
     tokens = (rows.response_mask.sum(1) * rows.active).sum()
     local = torch.stack([denominator, aux_denominator, tokens.float()]).double().to(accelerator.device)
     denominators = accelerator.reduce(local, "sum")
     if float(denominators[:2].sum()) == 0:
         return None
-    batches = int(accelerator.gather(torch.tensor([len(plan)], device=accelerator.device)).max())
+    tokens_of = [sum(len(rows.responses[i]) for i in index) for index in plan]
+    module = accelerator.unwrap_model(scorer)
+    batches, chunks = agree_max(accelerator, [len(plan), max(map(module.chunks_for, tokens_of), default=1)])
+    # with several processes, the reducing micro-batch comes after all work that could run out of memory
+    careful = accelerator.num_processes > 1 and not zero_stage(accelerator)
+    batches += careful
     scale = accelerator.num_processes / denominators[:2].clamp(min=1)
     totals: dict[str, Tensor] = {}
     scorer.train()
+    failure: RuntimeError | None = None
     for number in range(batches):
-        index = plan[number] if number < len(plan) else []
+        index = plan[number] if number < len(plan) and failure is None else []
         prompts, responses = ([rows.prompts[i] for i in index], [rows.responses[i] for i in index])
-        packed = pack_rows(prompts or [(0,)], responses or [(0,)], pad_token_id, accelerator.device)
         last = number == batches - 1
-        with contextlib.nullcontext() if last else accelerator.no_sync(scorer):
-            logprobs, entropy = scorer(
-                packed.input_ids,
-                packed.positions,
-                packed.targets,
-                config.sampling.temperature or 1.0,
-                bool(index) and config.entropy_coef > 0,
-            )
-            if index:
-                main, extra, sums = _terms(rows, index, logprobs, entropy, (policy_coef, aux_coef), config, auxiliary)
-                loss = main * scale[0].float() + extra * scale[1].float()
-                sums["loss"] = loss.detach() / accelerator.num_processes
-                for name, value in sums.items():
-                    totals[name] = totals.get(name, torch.zeros((), device=accelerator.device)) + value
-            else:
-                loss = logprobs.sum() * 0.0
-            accelerator.backward(loss)
+        if last and careful and agree_max(accelerator, [int(failure is not None)])[0]:
+            raise MicroBatchTooLarge(str(failure or "another process ran out of memory").split("\n")[0])
+        try:
+            packed = pack_rows(prompts or [(0,)], responses or [(0,)], pad_token_id, accelerator.device)
+            with no_sync(accelerator, scorer, last):
+                logprobs, entropy = scorer(
+                    packed.input_ids,
+                    packed.positions,
+                    packed.targets,
+                    config.sampling.temperature or 1.0,
+                    bool(index) and config.entropy_coef > 0,
+                    chunks,
+                )
+                loss, sums = logprobs.sum() * 0.0, {}
+                if index:
+                    coefficients = (policy_coef, aux_coef)
+                    main, extra, sums = _terms(rows, index, logprobs, entropy, coefficients, config, auxiliary)
+                    loss = main * scale[0].float() + extra * scale[1].float()
+                    sums["loss"] = loss.detach() / accelerator.num_processes
+                backward(accelerator, scorer, loss, last)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if not careful:
+                raise MicroBatchTooLarge(str(error).split("\n")[0]) from error
+            failure = error
+            continue
+        for name, value in sums.items():
+            totals[name] = totals.get(name, torch.zeros((), device=accelerator.device)) + value
     return _reduce_metrics(accelerator, totals, denominators, config, auxiliary)
 
 
@@ -259,6 +354,9 @@ def apply_gradients(accelerator: Any, scorer: Any, optimizer: Any, lr: float, ma
     """Clip, step and clear. Returns the gradient norm before clipping; nan or inf means the step was left out."""
     for group in optimizer.param_groups:
         group["lr"] = lr
+    if zero_stage(accelerator):
+        scorer.step()
+        return float(scorer.get_global_grad_norm())
     norm = accelerator.clip_grad_norm_(scorer.parameters(), max_grad_norm)
     value = float(norm) if norm is not None else 0.0
     if math.isfinite(value):

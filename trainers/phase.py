@@ -166,10 +166,7 @@ class CreditPhase:
         turns = zip(batch.trajectory_ids.tolist(), batch.turn_ids.tolist(), strict=True)
         keys = [(batch.trajectories[i].task_id, batch.trajectories[i].rollout_index, k) for i, k in turns]
         seeds = [("teacher", self.config.seed, step, *key) for key in keys]
-        samples = []
-        for start in range(0, len(prompts), self.config.num_envs):
-            chunk = slice(start, start + self.config.num_envs)
-            samples += self.collector.sampler.sample(prompts[chunk], sampling, seeds[chunk])
+        samples = self.collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
         return [self.suite.parse(self.collector.response_text(sample)) for sample in samples]
 
     def _inputs(

@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from ..rollout.scoring import score_responses
+from ..rollout.scoring import Agree, score_responses
 from .batch import TurnBatch
 
 
 @dataclass(frozen=True)
 class ScoringSettings:
-    """Args: pad_token_id, temperature, max_tokens per forward pass, min_batches that every process must run."""
+    """Args: pad_token_id, temperature, max_tokens per forward pass, and `agree` (see `score_responses`)."""
 
     pad_token_id: int
     temperature: float
     max_tokens: int
-    min_batches: int = 0
+    agree: Agree | None = None
 
 
 def score_rows(scorer: Any, batch: TurnBatch, settings: ScoringSettings) -> Tensor:
@@ -30,5 +30,5 @@ def score_rows(scorer: Any, batch: TurnBatch, settings: ScoringSettings) -> Tens
         pad_token_id=settings.pad_token_id,
         temperature=settings.temperature,
         max_tokens=settings.max_tokens,
-        min_batches=settings.min_batches,
+        agree=settings.agree,
     ).logprobs

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .distributed import full_weights, gathered, is_sharded, load_full_weights
+
 
 class TeacherSnapshot:
-    """Stale or averaged weights of a model; only one copy lives outside the model, on the CPU.
+    """Stale or averaged weights of a model's trainable parameters; one copy lives outside the model, on the CPU.
+
+    For a model whose weights are sharded over processes (ZeRO-3) process 0 alone keeps the copy, every method is a
+    collective call, and no more than one parameter is whole on a device at a time.
 
     Args:
-        model: the policy; its trainable and frozen parameters are copied as they are now.
+        model: the policy; its trainable parameters are copied as they are now. Frozen ones never differ.
         kind: ``"stale"``: the policy at the last refresh; ``"ema"``: theta_T <- (1 - rate) theta_T + rate theta.
         refresh_every: updates between refreshes (stale).
         ema_rate: the rate (ema); 0.05 keeps 95%.
@@ -24,7 +29,9 @@ class TeacherSnapshot:
         if kind not in ("stale", "ema"):
             raise ValueError(f'TeacherSnapshot: kind must be "stale" or "ema", got {kind!r}')
         self.kind, self.refresh_every, self.ema_rate = kind, refresh_every, ema_rate
-        self.weights: dict[str, Tensor] = {n: p.detach().cpu().clone() for n, p in model.named_parameters()}
+        self.keeps = not is_sharded(model) or torch.distributed.get_rank() == 0
+        self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.weights: dict[str, Tensor] = full_weights(model, self.keeps, trainable_only=True)
 
     @torch.no_grad()
     def update(self, model: Any, step: int) -> None:
@@ -32,26 +39,21 @@ class TeacherSnapshot:
         if self.kind == "stale" and step % self.refresh_every:
             return
         rate = 1.0 if self.kind == "stale" else self.ema_rate
+        if self.kind == "ema" and not step:
+            return
         for name, parameter in model.named_parameters():
-            current = parameter.detach().to("cpu", self.weights[name].dtype)
-            if rate == 1.0:
-                self.weights[name].copy_(current)
-            elif step:
-                self.weights[name].lerp_(current, rate)
+            if not parameter.requires_grad:
+                continue
+            with gathered([parameter]):
+                if self.keeps:
+                    self.weights[name].lerp_(parameter.detach().to("cpu", self.weights[name].dtype), rate)
 
     @contextlib.contextmanager
-    @torch.no_grad()
     def swapped_in(self, model: Any) -> Iterator[None]:
         """Inside, the model has the teacher's weights; afterwards its own, bit for bit."""
-        own = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
+        own = full_weights(model, self.keeps, trainable_only=True)
         try:
-            self._load(model, self.weights)
+            load_full_weights(model, self.weights, self.names)
             yield
         finally:
-            self._load(model, own)
-
-    @staticmethod
-    @torch.no_grad()
-    def _load(model: Any, weights: Mapping[str, Tensor]) -> None:
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+            load_full_weights(model, own, self.names)

@@ -126,7 +126,7 @@ def score_teacher(
         pad_token_id=settings.pad_token_id,
         temperature=settings.temperature,
         max_tokens=settings.max_tokens,
-        min_batches=settings.min_batches,
+        agree=settings.agree,
     )
     if run:
         index, width = torch.tensor(run), scores.logprobs.shape[1]

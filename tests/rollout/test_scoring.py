@@ -107,9 +107,27 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths, budget):
         assert len(rows) == 1 or len(rows) * max(lengths[i] for i in rows) <= budget
 
 
-def test_no_rows_and_extra_batches():
-    scores = score_responses(PolicyScorer(tiny_model()), [], [], pad_token_id=0, min_batches=2)
-    assert scores.logprobs.shape == (0, 0)
+def test_processes_that_must_keep_in_step_make_equally_many_calls():
+    """Where weights are sharded, every forward pass and every visit of the output embedding is a collective call."""
+    model = tiny_model()
+    scorer = PolicyScorer(model, chunk_tokens=2)
+    visits = []
+    model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: visits.append(len(output)))
+    asked = []
+
+    def agree(counts):
+        asked.append(list(counts))
+        return [3, 5]
+
+    plain = score_responses(scorer, PROMPTS, RESPONSES, pad_token_id=0)
+    for prompts, responses in ((PROMPTS, RESPONSES), ([], [])):
+        visits.clear()
+        scores = score_responses(scorer, prompts, responses, pad_token_id=0, agree=agree)
+        assert len(visits) == 3 * 5
+        assert scores.logprobs.shape[0] == len(prompts)
+        if prompts:
+            torch.testing.assert_close(scores.logprobs, plain.logprobs)
+    assert asked == [[1, -(-sum(map(len, RESPONSES)) // 2)], [0, 1]]
 
 
 def test_bad_arguments_are_named():
