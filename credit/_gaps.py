@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from ._masks import masked_rows, row_blocks, zero_outside_
 from ._segments import wide
-from .inputs import CreditInputs
+
+if TYPE_CHECKING:
+    from .inputs import CreditInputs
 
 
-def token_gaps(inputs: CreditInputs, rows: slice, out: Tensor) -> Tensor:
+def token_gaps(inputs: CreditInputs, rows: slice | Tensor, out: Tensor) -> Tensor:
     """Write ``log pi(y | h+) - log pi(y | h)`` of some rows into ``out`` ``[R, T]``; anything outside the mask."""
     assert inputs.teacher_logprobs is not None
     teacher, student = inputs.teacher_logprobs[rows].detach(), inputs.student_logprobs[rows].detach()
     return torch.sub(teacher.to(out.dtype), student.to(out.dtype), out=out)
 
 
-def gap_sums(inputs: CreditInputs) -> Tensor:
-    """``[M]`` sum of the token gaps of each turn, in the wide dtype."""
+def masked_sums(inputs: CreditInputs) -> Tensor:
+    """``[M]`` sum of each turn's token gaps, in the wide dtype; without a teacher, of its student log-probs."""
     mask = inputs.response_mask
     sums = torch.empty(mask.shape[0], dtype=wide(mask.device), device=mask.device)
     buffer = torch.empty(0, dtype=inputs.dtype, device=mask.device)
     for rows in row_blocks(mask):
         buffer.resize_(rows.stop - rows.start, mask.shape[1])
-        sums[rows] = zero_outside_(token_gaps(inputs, rows, buffer), mask[rows]).sum(-1)
+        if inputs.teacher_logprobs is None:
+            buffer.copy_(inputs.student_logprobs[rows].detach())
+        else:
+            token_gaps(inputs, rows, buffer)
+        sums[rows] = zero_outside_(buffer, mask[rows]).sum(-1)
     return sums
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_CPU_BLOCK = 1 << 17
+_CPU_BLOCK = 1 << 18
 _DEVICE_BLOCK = 1 << 24
 _BITS = {
     torch.float32: torch.int32,
@@ -26,11 +26,11 @@ def row_blocks(mask: Tensor) -> Iterator[slice]:
 
 
 def zero_outside_(values: Tensor, mask: Tensor) -> Tensor:
-    """``values.masked_fill_(~mask, 0)``, NaN included; on CPUs by a bitwise and, which is ten times as fast."""
+    """``values.masked_fill_(~mask, 0)``, NaN included; on CPUs bits times 0 or 1, ten times as fast."""
     if values.device.type != "cpu":
         return values.masked_fill_(~mask, 0)
     bits = _BITS[values.dtype]
-    values.view(bits).bitwise_and_(mask.view(torch.int8).neg().to(bits))
+    values.view(bits).mul_(mask.view(torch.int8).to(bits))
     return values
 
 
@@ -40,10 +40,23 @@ def masked_rows(values: Tensor, mask: Tensor, out: Tensor | None = None) -> Tens
     if values.device.type != "cpu":
         return torch.where(mask, values[:, None], values.new_zeros(()), out=target)
     bits = _BITS[values.dtype]
-    torch.bitwise_and(mask.view(torch.int8).neg().to(bits), values.view(bits)[:, None], out=target.view(bits))
+    torch.mul(mask.view(torch.int8).to(bits), values.view(bits)[:, None], out=target.view(bits))
     return target
 
 
+def ones_where(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """``mask.to(dtype)``; conversion from bytes is vectorised, from bools it is not."""
+    return mask.view(torch.int8).to(dtype)
+
+
 def count_true(mask: Tensor) -> Tensor:
-    """``[M]`` int64, True entries of each row of ``[M, T]``; sums of bytes are vectorised, sums of bools are not."""
-    return mask.view(torch.int8).sum(-1, dtype=torch.int32).long()
+    """``[M]`` int64, True entries of each row of ``[M, T]``."""
+    counts = torch.empty(mask.shape[0], dtype=torch.int32, device=mask.device)
+    for rows in row_blocks(mask):
+        torch.sum(mask[rows].view(torch.int8), -1, dtype=torch.int32, out=counts[rows])
+    return counts.long()
+
+
+def has_stray(inner: Tensor, outer: Tensor) -> Tensor:
+    """0-dim bool: whether ``inner [M, T]`` is True somewhere where ``outer`` is not."""
+    return (inner.view(torch.int8) - outer.view(torch.int8)).amax() > 0

@@ -1,54 +1,68 @@
-"""The units of AgentOPSD's recursion: one per turn, or one per sampled token."""
+"""The units of AgentOPSD's recursion: one per turn, or one per sampled token, whole groups at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ._gaps import gap_sums, token_gaps
-from ._masks import row_blocks
-from ._segments import wide
+from ._gaps import token_gaps
+from ._segments import segment_mean, segment_sum
 from .inputs import CreditInputs
+
+_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Units:
-    """The places where a belief is revised, in the order of ``row``: turns, or single tokens."""
+    """Places where a belief is revised, in the order of ``line``: turns, or single tokens of whole groups."""
 
     evidence: Tensor  # [E] wide float, nats
-    row: Tensor  # [E] the turn (row of the batch) of each unit
-    trajectory: Tensor  # [E]
+    line: Tensor  # [E] the turn of each unit, an index into ``rows``
+    trajectory: Tensor  # [E] an index into ``members``
     place: Tensor  # [E] 0, 1, .. within the trajectory
+    rows: Tensor  # [R] rows of the batch
+    members: Tensor  # [n] trajectories of the batch
+
+    def per_turn(self, values: Tensor, *, mean: bool = False) -> Tensor:
+        """``[E]`` values to ``[R]`` sums or means over the units of each turn."""
+        reduce = segment_mean if mean else segment_sum
+        return reduce(values, self.line, self.rows.numel())
 
 
 def turn_units(inputs: CreditInputs, reduction: str) -> Units:
-    evidence = gap_sums(inputs)
+    evidence = inputs.masked_sums
     if reduction == "mean":
         evidence = evidence / inputs.token_counts
     row = torch.arange(inputs.num_rows, device=evidence.device)
-    return Units(evidence, row, inputs.trajectory_ids, inputs.turn_ids)
+    members = torch.arange(inputs.num_trajectories, device=evidence.device)
+    return Units(evidence, row, inputs.trajectory_ids, inputs.turn_ids, row, members)
 
 
-def token_units(inputs: CreditInputs) -> Units:
-    mask, counts = inputs.response_mask, inputs.token_counts
-    gaps = torch.empty(int(counts.sum()), dtype=wide(mask.device), device=mask.device)
-    ends = counts.cumsum(0)
-    buffer = torch.empty(0, dtype=inputs.dtype, device=mask.device)
-    for rows in row_blocks(mask):
-        buffer.resize_(rows.stop - rows.start, mask.shape[1])
-        kept = token_gaps(inputs, rows, buffer)[mask[rows]]
-        first = int(ends[rows.start] - counts[rows.start])
-        gaps[first : first + kept.numel()] = kept.to(gaps.dtype)
-    row = torch.repeat_interleave(counts)
-    within = torch.arange(gaps.numel(), device=mask.device) - (ends - counts)[row]
-    order = torch.argsort(inputs.trajectory_ids * (inputs.turn_ids.max() + 1) + inputs.turn_ids)
-    ordered = counts[order]
-    before = torch.empty_like(counts)
-    before[order] = ordered.cumsum(0) - ordered
-    first_row = inputs.turn_ids == 0
-    start = torch.zeros(inputs.num_trajectories, dtype=counts.dtype, device=mask.device)
-    start[inputs.trajectory_ids[first_row]] = before[first_row]
-    place = (before - start[inputs.trajectory_ids])[row] + within
-    return Units(gaps, row, inputs.trajectory_ids[row], place)
+def token_units(inputs: CreditInputs) -> Iterator[Units]:
+    """The tokens of the batch in parts of whole groups, about ``_TOKENS`` at a time, in the order they were sampled."""
+    width = inputs.response_mask.shape[1]
+    buffer = torch.empty(0, dtype=inputs.dtype, device=inputs.response_mask.device)
+    for rows in _whole_groups(inputs):
+        sampled, counts = inputs.response_mask[rows], inputs.token_counts[rows]
+        buffer.resize_(rows.numel(), width)
+        evidence = token_gaps(inputs, rows, buffer)[sampled].to(inputs.masked_sums.dtype)
+        members, owner = inputs.trajectory_ids[rows].unique_consecutive(return_inverse=True)
+        line = torch.repeat_interleave(counts)
+        trajectory = owner[line]
+        lengths = torch.bincount(trajectory, minlength=members.numel())
+        place = torch.arange(evidence.numel(), device=rows.device) - (lengths.cumsum(0) - lengths)[trajectory]
+        yield Units(evidence, line, trajectory, place, rows, members)
+
+
+def _whole_groups(inputs: CreditInputs) -> list[Tensor]:
+    """Rows ordered by group, trajectory and turn, in parts that end where a group does."""
+    group = inputs.group_index[inputs.trajectory_ids]
+    order = inputs.turn_ids.argsort(stable=True)
+    order = order[inputs.trajectory_ids[order].argsort(stable=True)]
+    order = order[group[order].argsort(stable=True)]
+    tokens = segment_sum(inputs.token_counts, group, int(group.max()) + 1)
+    part = ((tokens.cumsum(0) - tokens) // _TOKENS)[group[order]]
+    return list(order.split(part.unique_consecutive(return_counts=True)[1].tolist()))

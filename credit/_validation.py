@@ -1,4 +1,4 @@
-"""Checks of a :class:`CreditInputs`: kinds, devices, shapes, layout, values; a few reductions, no ``[M, T]`` copy."""
+"""Checks of a :class:`CreditInputs`: kinds, devices, shapes, layout, values; one pass over log-probs and masks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._masks import count_true, row_blocks, zero_outside_
+from ._masks import has_stray, row_blocks
 
 if TYPE_CHECKING:
     from .inputs import CreditInputs
@@ -148,31 +148,34 @@ def _check_values(inputs: CreditInputs) -> None:
             f"CreditInputs: successes must lie in [0, 1], got {float(inputs.successes[index])} at index {index}; "
             "pass the success flag, not the scaled reward"
         )
-    outside = None if inputs.span_mask is None else count_true(inputs.span_mask & ~mask)
-    if outside is not None and bool((outside > 0).any()):
-        row = int((outside > 0).nonzero()[0, 0])
-        raise ValueError(
-            f"CreditInputs: span_mask must be a subset of response_mask, got a token outside it in row {row}; "
-            "combine them with &"
-        )
+    if inputs.span_mask is not None:
+        _check_span(inputs.span_mask, mask)
+    _check_finite(inputs)
+
+
+def _check_span(span: Tensor, mask: Tensor) -> None:
+    for rows in row_blocks(mask):
+        if bool(has_stray(span[rows], mask[rows])):
+            row = rows.start + int((span[rows] & ~mask[rows]).any(-1).nonzero()[0, 0])
+            raise ValueError(
+                f"CreditInputs: span_mask must be a subset of response_mask, got a token outside it in row {row}; "
+                "combine them with &"
+            )
+
+
+def _check_finite(inputs: CreditInputs) -> None:
+    """Raise if a log-prob is NaN or infinite inside the mask; the sum of its row is then too, so sums clear most."""
+    suspects = (~torch.isfinite(inputs.masked_sums)).nonzero()[:, 0]
+    mask = inputs.response_mask[suspects]
     for name in ("student_logprobs", "teacher_logprobs"):
         value = getattr(inputs, name)
-        if value is not None:
-            _check_finite(name, value, mask)
-
-
-def _check_finite(name: str, value: Tensor, mask: Tensor) -> None:
-    """Raise if ``value`` is NaN or infinite inside ``mask``; its sum is then too, so one pass of sums clears most."""
-    value = value.detach()
-    sums = torch.empty(mask.shape[0], dtype=torch.promote_types(value.dtype, torch.float32), device=mask.device)
-    for rows in row_blocks(mask):
-        sums[rows] = zero_outside_(value[rows].clone(), mask[rows]).sum(-1, dtype=sums.dtype)
-    suspects = (~torch.isfinite(sums)).nonzero()[:, 0]
-    bad = ~torch.isfinite(value[suspects]) & mask[suspects]
-    if bool(bad.any()):
-        suspect, token = bad.nonzero()[0].tolist()
-        row = int(suspects[suspect])
-        raise ValueError(
-            f"CreditInputs: {name} must be finite inside response_mask, got {float(value[row, token])} at row {row}, "
-            f"token {token}; check the scoring pass (logits, temperature, mask)"
-        )
+        if value is None or not suspects.numel():
+            continue
+        bad = ~torch.isfinite(value.detach()[suspects]) & mask
+        if bool(bad.any()):
+            suspect, token = bad.nonzero()[0].tolist()
+            row = int(suspects[suspect])
+            raise ValueError(
+                f"CreditInputs: {name} must be finite inside response_mask, got {float(value[row, token])} at row "
+                f"{row}, token {token}; check the scoring pass (logits, temperature, mask)"
+            )

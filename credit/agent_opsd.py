@@ -7,16 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._agent_report import Findings
 from ._checks import check_choice, check_range
 from ._gaps import spread
-from ._segments import segment_mean, segment_std, segment_sum
-from ._units import Units, token_units, turn_units
+from ._segments import segment_mean, segment_std
+from ._units import token_units, turn_units
 from .beliefs import belief_revisions, calibrated_evidence, initial_beliefs
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
 from .registry import register_credit
-
-_SATURATED = 0.01
 
 
 @register_credit(
@@ -100,21 +99,30 @@ def agent_opsd(
     grpo_advantages = trajectory_advantages(
         inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
     )
-    units = token_units(inputs) if granularity == "token" else turn_units(inputs, evidence_reduction)
-    evidence = calibrated_evidence(units, inputs, evidence_centering, evidence_scale, eps)
-    initial = initial_beliefs(inputs, prior, eps)
-    beliefs, moves = belief_revisions(evidence, units.trajectory, units.place, torch.logit(initial), gamma=gamma)
-
-    sign = grpo_advantages.sign().to(evidence.dtype)[units.trajectory]
-    moved = evidence if revision == "gap" else moves
-    scores = _standardise(moved * sign if signed else moved.abs(), units.trajectory, inputs, eps)
-    weights = (1 + band * scores).clamp(1 - band, 1 + band)
-
     rows = grpo_advantages[inputs.trajectory_ids]
-    advantages, turn_weights = _apply(weights, units, inputs, rows, lam, granularity)
-    details = _details(evidence, beliefs, moves, initial, units, inputs, granularity)
-    metrics = _metrics(details, beliefs, moves, weights, scores, units, inputs, rows)
-    return Credit(advantages, turn_weights, {**metrics, **group_metrics(inputs, grpo_advantages)}, details)
+    by_token = granularity == "token"
+    initial = initial_beliefs(inputs, prior, eps)
+    prior_logits, found = torch.logit(initial), Findings(inputs, initial)
+    advantages = rows.new_empty(inputs.response_mask.shape if by_token else 0)
+    for units in token_units(inputs) if by_token else [turn_units(inputs, evidence_reduction)]:
+        evidence = calibrated_evidence(units, inputs, evidence_centering, evidence_scale, eps)
+        beliefs, moves = belief_revisions(
+            evidence, units.trajectory, units.place, prior_logits[units.members], gamma=gamma
+        )
+        sign = grpo_advantages.sign().to(evidence.dtype)[units.members][units.trajectory]
+        moved = evidence if revision == "gap" else moves
+        scores = _standardise(moved * sign if signed else moved.abs(), units.trajectory, units.members.numel(), eps)
+        weights = (1 + band * scores).clamp(1 - band, 1 + band)
+        found.add(units, evidence, beliefs, moves, scores, weights)
+        if by_token:
+            factor = rows[units.rows][units.line] * (1 + lam * (weights - 1)).to(inputs.dtype)
+            sampled = inputs.response_mask[units.rows]
+            advantages[units.rows] = factor.new_zeros(sampled.shape).masked_scatter_(sampled, factor)
+    turn_weights = found.turn_weights.to(inputs.dtype)
+    if not by_token:
+        advantages = spread(rows * (1 + lam * (found.turn_weights - 1)).to(inputs.dtype), inputs)
+    metrics = {**found.metrics(rows), **group_metrics(inputs, grpo_advantages)}
+    return Credit(advantages, turn_weights, metrics, found.details())
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -134,70 +142,7 @@ def _check_options(options: dict[str, Any]) -> None:
         check_range(where, "evidence_scale", scale, 0, float("inf"), "()")
 
 
-def _standardise(scores: Tensor, ids: Tensor, inputs: CreditInputs, eps: float) -> Tensor:
+def _standardise(scores: Tensor, ids: Tensor, count: int, eps: float) -> Tensor:
     """z-scores within each trajectory; exactly 0 for a trajectory of one unit."""
-    count = inputs.num_trajectories
     centred = scores - segment_mean(scores, ids, count)[ids]
     return centred / (segment_std(scores, ids, count) + eps)[ids]
-
-
-def _apply(
-    weights: Tensor, units: Units, inputs: CreditInputs, rows: Tensor, lam: float, granularity: str
-) -> tuple[Tensor, Tensor]:
-    """Advantages ``[M, T]`` and turn weights ``[M]`` from unit weights and each row's advantage."""
-    factor = (1 + lam * (weights - 1)).to(inputs.dtype)
-    if granularity == "turn":
-        return spread(rows * factor, inputs), weights.to(inputs.dtype)
-    advantages = rows.new_zeros(inputs.response_mask.shape)
-    advantages[inputs.response_mask] = rows[units.row] * factor
-    return advantages, segment_mean(weights, units.row, inputs.num_rows).to(inputs.dtype)
-
-
-def _details(
-    evidence: Tensor,
-    beliefs: Tensor,
-    moves: Tensor,
-    initial: Tensor,
-    units: Units,
-    inputs: CreditInputs,
-    granularity: str,
-) -> dict[str, Tensor]:
-    """Evidence, belief after the turn, revision over the turn and prior of every row, ``[M]`` each."""
-    if granularity == "token":
-        last = inputs.token_counts.cumsum(0) - 1
-        beliefs = beliefs[last]
-        evidence, moves = (segment_sum(values, units.row, inputs.num_rows) for values in (evidence, moves))
-    details = {
-        "evidence": evidence,
-        "beliefs": beliefs,
-        "revisions": moves,
-        "prior": initial[inputs.trajectory_ids],
-    }
-    return {name: value.to(inputs.dtype) for name, value in details.items()}
-
-
-def _metrics(
-    details: dict[str, Tensor],
-    beliefs: Tensor,
-    moves: Tensor,
-    weights: Tensor,
-    scores: Tensor,
-    units: Units,
-    inputs: CreditInputs,
-    rows: Tensor,
-) -> dict[str, float]:
-    evidence = details["evidence"].double()
-    first = moves.abs()[inputs.turn_ids[units.row] == 0].sum()
-    credited = rows != 0
-    agree = (evidence.sign() == rows.sign()) & credited
-    saturated = (beliefs < _SATURATED) | (beliefs > 1 - _SATURATED)
-    values = {
-        "evidence_mean": evidence.mean(),
-        "evidence_std": evidence.std(correction=0),
-        "belief_saturated_share": saturated.double().mean(),
-        "first_turn_revision_share": first / moves.abs().sum().clamp(min=torch.finfo(moves.dtype).tiny),
-        "evidence_agreement_share": agree.sum() / credited.sum().clamp(min=1),
-        "weight_clip_share": (scores.abs() >= 1).double().mean(),
-        "weight_std": weights.std(correction=0),
-    }
-    return {name: float(value) for name, value in values.items()}

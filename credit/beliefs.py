@@ -54,11 +54,10 @@ def initial_beliefs(inputs: CreditInputs, prior: str, eps: float) -> Tensor:
 def calibrated_evidence(
     units: Units, inputs: CreditInputs, centering: str | None, scale: float | str | None, eps: float
 ) -> Tensor:
-    evidence, trajectory = units.evidence, units.trajectory
-    group = inputs.group_index[trajectory]
+    evidence, group = units.evidence, inputs.group_index[units.members][units.trajectory]
     groups = inputs.num_trajectories
     if centering is not None:
-        ids = trajectory if centering == "trajectory" else group
+        ids = units.trajectory if centering == "trajectory" else group
         evidence = evidence - segment_mean(evidence, ids, groups)[ids]
     if scale == "group_std":
         return evidence / (segment_std(evidence, group, groups) + eps)[group]

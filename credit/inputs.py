@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ._gaps import masked_sums
 from ._masks import count_true
 from ._validation import validate_inputs
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CreditInputs:
-    """One frozen batch of turns, whole groups at a time.
+    """One frozen batch of turns, whole groups at a time. Its tensors must not be written to afterwards.
 
     Args:
         response_mask: ``[M, T]`` bool, True where the policy sampled the token.
@@ -80,6 +81,20 @@ class CreditInputs:
     def token_counts(self) -> Tensor:
         """``[M]`` int64, sampled tokens of each turn."""
         return count_true(self.response_mask)
+
+    @cached_property
+    def span_counts(self) -> Tensor:
+        """``[M]`` int64, tokens in the causal span of each turn; zeros without a ``span_mask``."""
+        return torch.zeros_like(self.trajectory_ids) if self.span_mask is None else count_true(self.span_mask)
+
+    @cached_property
+    def masked_sums(self) -> Tensor:
+        """``[M]`` wide float, sum of ``teacher - student`` over each turn's sampled tokens, nats.
+
+        Without ``teacher_logprobs`` the sum of ``student_logprobs``. It is finite wherever what it sums is, so the
+        check of a new batch reads the log-probs once, and methods of turn evidence not again.
+        """
+        return masked_sums(self)
 
     @cached_property
     def group_index(self) -> Tensor:

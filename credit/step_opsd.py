@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ._checks import check_range
-from ._gaps import mean_factor, token_gaps
-from ._masks import count_true, masked_rows, row_blocks, zero_outside_
+from ._gaps import mean_factor, spread, token_gaps
+from ._masks import ones_where, row_blocks, zero_outside_
 from ._segments import segment_mean, segment_sum
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
@@ -63,40 +63,56 @@ def step_opsd(
     """
     check_range("step_opsd", "lam", lam, 0, 1)
     check_range("step_opsd", "band", band, 0, 1, "()")
-    assert inputs.span_mask is not None
-    span, mask = inputs.span_mask, inputs.response_mask
     share = linear_decay(lam, step=step, decay_steps=decay_steps)
     trajectory = trajectory_advantages(
         inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
     )
     advantage = trajectory[inputs.trajectory_ids]
-    sign = advantage.sign()[:, None]
-    out = torch.empty(mask.shape, dtype=inputs.dtype, device=mask.device)
-    halves = torch.empty_like(advantage)
-    for rows in row_blocks(mask):
-        gap = zero_outside_(token_gaps(inputs, rows, out[rows]), span[rows])
-        half = gap.mul_(sign[rows]).sigmoid_().clamp_((1 - band) / 2, (1 + band) / 2).sub_(0.5)
-        halves[rows] = half.sum(-1)
-    sizes = count_true(span)
-    strength = advantage.abs() * (1 + 2 * share * halves / sizes.clamp(min=1))
-    coefficients = torch.ones_like(advantage)
-    if step_normalization and share > 0:
-        coefficients = step_coefficients(strength, sizes > 0, inputs.trajectory_ids, inputs.num_trajectories)
-    scale, jump = 2 * share * coefficients * advantage, (coefficients - 1) * advantage
-    sums = torch.empty_like(advantage)
-    for rows in row_blocks(mask):
-        mixed = out[rows].mul_(scale[rows, None]).add_(advantage[rows, None])
+    sizes, counts = inputs.span_counts, inputs.token_counts
+    coefficients, mean = torch.ones_like(advantage), advantage
+    if share == 0:
+        out = spread(advantage, inputs)
+    else:
+        out, sums = _shifted_weights(inputs, advantage, share, band)
+        size = 2 * share * advantage.abs()
         if step_normalization:
-            mixed.add_(masked_rows(jump[rows], span[rows]))
-        sums[rows] = zero_outside_(mixed, mask[rows]).sum(-1)
+            strength = size * sums.abs() / sizes.clamp(min=1)
+            coefficients = step_coefficients(strength, sizes > 0, inputs.trajectory_ids, inputs.num_trajectories)
+        scale = size * coefficients
+        _fill_span_(out, scale, advantage, inputs)
+        mean = (scale * sums + advantage * (counts - sizes)) / counts
     metrics = {
         "lam": share,
-        "span_share": float(sizes.sum() / inputs.token_counts.sum()),
+        "span_share": float(sizes.sum() / counts.sum()),
         "step_coefficient_std": float(coefficients.std(correction=0)),
         **group_metrics(inputs, trajectory),
     }
-    turn_weights = mean_factor(sums / inputs.token_counts, advantage)
-    return Credit(out, turn_weights, metrics, {"step_coefficients": coefficients})
+    return Credit(out, mean_factor(mean, advantage), metrics, {"step_coefficients": coefficients})
+
+
+def _shifted_weights(inputs: CreditInputs, advantage: Tensor, share: float, band: float) -> tuple[Tensor, Tensor]:
+    """``w' = clip(sigmoid(delta)) - 1/2 + sign(A) / (2 share)`` in the span, 0 elsewhere, and its sum over the span.
+
+    ``2 share |A| w'`` is the credit ``A (1 + share (w - 1))`` of the span, as ``sigmoid(-x) = 1 - sigmoid(x)``.
+    """
+    assert inputs.span_mask is not None
+    mask, span = inputs.response_mask, inputs.span_mask
+    shift = (advantage.sign() / (2 * share) - 0.5)[:, None]
+    out = torch.empty(mask.shape, dtype=inputs.dtype, device=mask.device)
+    sums = torch.empty_like(advantage)
+    for rows in row_blocks(mask):
+        weight = token_gaps(inputs, rows, out[rows]).sigmoid_().clamp_((1 - band) / 2, (1 + band) / 2)
+        sums[rows] = zero_outside_(weight.add_(shift[rows]), span[rows]).sum(-1)
+    return out, sums
+
+
+def _fill_span_(out: Tensor, scale: Tensor, advantage: Tensor, inputs: CreditInputs) -> None:
+    """``scale * out`` in the span, the advantage on the other sampled tokens; from the rows last in cache."""
+    assert inputs.span_mask is not None
+    mask, span = inputs.response_mask, inputs.span_mask
+    for rows in reversed(list(row_blocks(mask))):
+        rest = ones_where(mask[rows] ^ span[rows], out.dtype)
+        out[rows].mul_(scale[rows, None]).addcmul_(rest, advantage[rows, None])
 
 
 def step_coefficients(strength: Tensor, has_span: Tensor, trajectory_ids: Tensor, count: int) -> Tensor:
