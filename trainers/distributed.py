@@ -86,6 +86,29 @@ def gathered(parameters: Sequence[nn.Parameter], modifier_rank: int | None = Non
         yield
 
 
+@contextlib.contextmanager
+def whole_for_generation(scorer: Any) -> Iterator[None]:
+    """Inside, every process can run the model at its own pace: ZeRO-3's weights are gathered once and left alone.
+
+    Its hooks, which would shard them again after the first forward pass, are away meanwhile. Collective at both ends.
+    """
+    if not is_sharded(scorer):
+        yield
+        return
+    offload = scorer.optimizer.parameter_offload
+    with gathered(list(offload.module.parameters())):
+        for hook in (*offload.forward_hooks, *offload.backward_hooks):
+            hook.remove()
+        offload.forward_hooks.clear()
+        offload.backward_hooks.clear()
+        for parameter in offload.module.parameters():
+            parameter.ds_active_sub_modules.clear()
+        try:
+            yield
+        finally:
+            offload._register_deepspeed_module(offload.module)
+
+
 @torch.no_grad()
 def full_weights(module: nn.Module, keep: bool = True, trainable_only: bool = False) -> dict[str, Tensor]:
     """Copies of a module's parameters on the CPU, one gathered at a time; collective for sharded ones.

@@ -7,7 +7,6 @@ count trajectories, teacher prompts are built from messages, no padded copy of a
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import logging
 import math
@@ -27,16 +26,18 @@ from ..credit import CreditMethod, get_credit
 from ..envs import Task, TaskSuite
 from ..rollout.collector import RolloutCollector
 from ..rollout.io import save_trajectories
-from ..rollout.scoring import PolicyScorer
 from ..rollout.types import Trajectory
 from .batch import make_batch, usable
 from .callbacks import TrainerCallback
 from .config import GRPOConfig
+from .distributed import agree_max, whole_for_generation, zero_stage
 from .encoder import Encoder, load_encoder
+from .guard import EXIT_CODE, Terminated, TerminationGuard, output_folder_lock, set_aside
 from .loggers import MetricsLogger, readable
-from .metrics import rollout_metrics
-from .optimization import TrainRows, accumulate_gradients, apply_gradients, learning_rate
+from .metrics import TrajectorySummary, rollout_metrics, summarise
+from .optimization import MicroBatchLimits, TrainRows, accumulate_gradients, apply_gradients, learning_rate
 from .phase import CreditPhase
+from .policy import make_policy
 from .recipes import get_recipe
 from .resume import load_run, save_run
 from .snapshots import TeacherSnapshot
@@ -55,6 +56,7 @@ class GRPOTrainer:
         train_tasks, eval_tasks: instead of ``suite.tasks("train")`` and ``suite.tasks("eval")``.
         accelerator: an `accelerate.Accelerator`; None makes one.
         ref_model: the frozen reference of the KL term; None copies the model as it is now (only if beta > 0).
+        peft_config: a peft configuration: an adapter is trained, and the reference is the model without it.
         encoder: sentence encoder of AlignOPSD instead of ``config.encoder``.
         callbacks: see `TrainerCallback`.
         progress: show a progress bar over episodes and turns on the main process.
@@ -77,6 +79,7 @@ class GRPOTrainer:
         eval_tasks: Sequence[Task] | None = None,
         accelerator: Accelerator | None = None,
         ref_model: Any = None,
+        peft_config: Any = None,
         encoder: Encoder | None = None,
         callbacks: Sequence[TrainerCallback] = (),
         progress: bool = False,
@@ -105,36 +108,15 @@ class GRPOTrainer:
             )
         self.folder = Path(config.output_dir)
         self.step = 0
-        self.skipped_steps = 0
-        self.empty_updates = 0
+        self.skipped_steps = self.failed_saves = self.empty_updates = 0
         self.best: dict[str, float] = {}
         self.eval_trajectories: list[Trajectory] = []
+        self.limits = MicroBatchLimits.of(config)
+        self.guard = TerminationGuard(immediate=self.accelerator.num_processes == 1)
 
-        disable_dropout(model)
-        self.reference: PolicyScorer | None = None
-        if config.beta > 0:
-            frozen = copy.deepcopy(model) if ref_model is None else ref_model
-            self.reference = PolicyScorer(frozen.eval().requires_grad_(False)).to(self.accelerator.device)
-        scorer = PolicyScorer(model)
-        optimizer = torch.optim.AdamW(
-            [parameter for parameter in model.parameters() if parameter.requires_grad],
-            lr=config.learning_rate,
-            weight_decay=config.weight_decay,
-        )
-        self.scorer: Any
-        self.optimizer: Any
-        self.scorer, self.optimizer = self.accelerator.prepare(scorer, optimizer)
-        unwrapped: Any = self.accelerator.unwrap_model(self.scorer)
-        self.model: Any = unwrapped.model
-        share = -(-config.num_tasks * config.num_generations // self.accelerator.num_processes)
-        self.collector = RolloutCollector(
-            self.model,
-            tokenizer,
-            suite,
-            config.sampling,
-            num_envs=min(config.num_envs, max(share, 1)),
-            num_workers=config.num_workers,
-        )
+        self.policy = make_policy(self.accelerator, model, config, ref_model, peft_config)
+        self.scorer, self.optimizer, self.model = self.policy.scorer, self.policy.optimizer, self.policy.model
+        self.collector = self._make_collector()
         self.snapshot: TeacherSnapshot | None = None
         if self.recipe.snapshot != "current":
             self.snapshot = TeacherSnapshot(
@@ -145,9 +127,9 @@ class GRPOTrainer:
             )
         precise = next(self.model.parameters()).dtype == torch.float32 and self.accelerator.mixed_precision == "no"
         self.phase = CreditPhase(
-            self.scorer,
+            self.policy.scoring,
             self.model,
-            self.reference,
+            self.policy.reference,
             self.collector,
             suite,
             {task.id: task for task in self.train_tasks},
@@ -157,6 +139,24 @@ class GRPOTrainer:
             self.snapshot,
             functools.cache(lambda: encoder or load_encoder(config.encoder)),
             not precise if config.recompute_logprobs is None else config.recompute_logprobs,
+            self._generation,
+            functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
+        )
+
+    def _make_collector(self) -> RolloutCollector:
+        config, accelerator = self.config, self.accelerator
+        share = -(-config.num_tasks * config.num_generations // accelerator.num_processes)
+        sharded = zero_stage(accelerator) == 3 and not config.ds3_gather_for_generation
+        return RolloutCollector(
+            self.model,
+            self.tokenizer,
+            self.suite,
+            config.sampling,
+            num_envs=min(config.num_envs, max(share, 1)),
+            num_workers=config.num_workers,
+            env_timeout=config.env_timeout,
+            max_worker_rss_mb=config.max_worker_rss_mb,
+            agree=functools.partial(agree_max, accelerator) if sharded else None,
         )
 
     def _credit_method(self) -> CreditMethod:
@@ -193,35 +193,65 @@ class GRPOTrainer:
             resume_from: True for the newest good checkpoint under ``output_dir`` (a fresh start when there is none), or
                 the folder of one.
             allow_changed_config: resume although an option that matters differs from the checkpoint's.
+
+        Raises:
+            SystemExit: with code 143 after SIGTERM, once a checkpoint is written.
+            RuntimeError: another run is writing to ``output_dir``, or every rollout of several updates failed.
+            FloatingPointError: more than ``max_skipped_steps`` losses or gradients were not finite.
+            OSError: the last checkpoint could not be written.
         """
-        if resume_from:
-            self.resume(resume_from, allow_changed_config=allow_changed_config)
-        log = self._logger(resumed=bool(resume_from) and self.step > 0)
+        main = self.accelerator.is_main_process
+        with self.guard.installed(), output_folder_lock(self.folder) if main else contextlib.nullcontext():
+            if resume_from:
+                self.resume(resume_from, allow_changed_config=allow_changed_config)
+            if self.step == 0 and main:
+                set_aside(self.folder / "checkpoints")
+            self.accelerator.wait_for_everyone()
+            try:
+                return self._train(self._logger(resumed=bool(resume_from) and self.step > 0))
+            except Terminated:
+                self.save()
+            raise SystemExit(EXIT_CODE)
+
+    def _train(self, log: MetricsLogger | None) -> dict[str, float]:
+        config = self.config
         evaluation: dict[str, float] = {}
         if self.step == 0:
             evaluation = self.evaluate()
             if log is not None:
                 log.log(0, evaluation)
-        while self.step < self.config.max_steps:
+        while self.step < config.max_steps:
             metrics = self.train_step()
-            last = self.step == self.config.max_steps
-            if last or (self.config.eval_steps and self.step % self.config.eval_steps == 0):
+            last = self.step == config.max_steps
+            if last or (config.eval_steps and self.step % config.eval_steps == 0):
                 evaluation = self.evaluate()
                 metrics |= evaluation
+            metrics["train/failed_saves"] = float(self.failed_saves)
             for callback in self.callbacks:
                 callback.on_step_end(self, metrics)
             if log is not None:
                 log.log(self.step, metrics)
-            if last or (self.config.save_steps and self.step % self.config.save_steps == 0):
-                self.save()
+            if agree_max(self.accelerator, [int(self.guard.requested)])[0]:
+                raise Terminated
+            if last or (config.save_steps and self.step % config.save_steps == 0):
+                self._save_or_go_on(last)
         return evaluation
+
+    def _save_or_go_on(self, last: bool) -> None:
+        """A checkpoint that cannot be written costs itself and not the run, unless it is the last one."""
+        try:
+            self.save()
+        except OSError as error:
+            self.failed_saves += 1
+            if last:
+                raise
+            logger.error("the checkpoint of update %d could not be written: %s", self.step, error)
 
     def train_step(self) -> dict[str, float]:
         """One update: rollouts, scores, credit, optimiser steps. Returns its metrics, equal on every process."""
         clock = _Clock()
-        if self.snapshot is not None:
-            self.snapshot.update(self.model, self.step)
-        trajectories = self.rollout(self.tasks_of(self.step))
+        with self.guard.interruptible():
+            trajectories = self.rollout(self.tasks_of(self.step))
         for callback in self.callbacks:
             callback.on_rollout(self, trajectories)
         stats = self.collector.stats
@@ -230,7 +260,8 @@ class GRPOTrainer:
         try:
             with self._keep_rollouts(trajectories):
                 batch = make_batch(usable(trajectories))
-                result = self.phase(batch, self.step)
+                with self.guard.interruptible():
+                    result = self.phase(batch, self.step)
                 if result.inputs is not None and result.credit is not None:
                     for callback in self.callbacks:
                         callback.on_credit(self, result.inputs, result.credit)
@@ -240,12 +271,16 @@ class GRPOTrainer:
                 times["training"] = clock.lap()
         finally:
             self._write_completions(trajectories)
-        everything = self._gathered(trajectories)
-        metrics |= rollout_metrics(everything)
-        self._check_usable(everything)
+        summaries = self._summaries(trajectories)
+        metrics |= rollout_metrics(summaries)
+        self._check_usable(summaries)
         metrics |= {f"time/{name}_seconds": value for name, value in times.items()}
         metrics["time/total_seconds"] = clock.total()
+        metrics["rollout/workers_replaced"] = float(self.collector.envs.workers_replaced)
+        metrics["rollout/workers_recycled"] = float(self.collector.envs.workers_recycled)
         self.step += 1
+        if self.snapshot is not None:
+            self.snapshot.update(self.model, self.step)
         return metrics
 
     def tasks_of(self, step: int) -> list[Task]:
@@ -291,6 +326,7 @@ class GRPOTrainer:
                     config,
                     pad_token_id=self.tokenizer.pad_token_id,
                     auxiliary=self.recipe.auxiliary,
+                    limits=self.limits,
                 )
                 if metrics is None:
                     continue
@@ -324,7 +360,7 @@ class GRPOTrainer:
                 f"update {self.step + 1}, {self.skipped_steps} times in all; the rollouts were saved for inspection"
             )
 
-    def _check_usable(self, trajectories: Sequence[Trajectory]) -> None:
+    def _check_usable(self, trajectories: Sequence[TrajectorySummary]) -> None:
         """A run in which every rollout fails, update after update, must not go on looking alive."""
         causes = [trajectory.failure for trajectory in trajectories]
         self.empty_updates = self.empty_updates + 1 if None not in causes else 0
@@ -354,12 +390,15 @@ class GRPOTrainer:
         sampling = replace(self.config.sampling, temperature=self.config.eval_temperature)
         trajectories: list[Trajectory] = []
         with self._bar(len(mine), "evaluation") as bar, self._generation():
-            if mine:
+            if mine or self.collector.agree is not None:
                 trajectories = self.collector.collect(
                     mine, 1, seed=-1, privileged=privileged, sampling=sampling, progress=bar
                 )
-        self.eval_trajectories = self._gathered(trajectories)
-        metrics = rollout_metrics(self.eval_trajectories, "eval_privileged" if privileged else "eval")
+        prefix = "eval_privileged" if privileged else "eval"
+        metrics = rollout_metrics(self._summaries(trajectories), prefix)
+        self.eval_trajectories = trajectories
+        if world > 1:
+            self.eval_trajectories = gather_object(trajectories)
         success = metrics.get("eval/success")
         if success is not None and tasks is None and success >= self.best.get("success", -1.0):
             self.best = {"success": success, "step": float(self.step)}
@@ -399,8 +438,9 @@ class GRPOTrainer:
 
     @contextlib.contextmanager
     def _generation(self):
-        """Sampling sees the same precision as scoring."""
-        with self.accelerator.autocast():
+        """Sampling sees the same precision as scoring, and under ZeRO-3 whole weights, gathered once."""
+        whole = self.config.ds3_gather_for_generation
+        with self.accelerator.autocast(), whole_for_generation(self.scorer) if whole else contextlib.nullcontext():
             yield
 
     @contextlib.contextmanager
@@ -441,11 +481,10 @@ class GRPOTrainer:
             return None
         return MetricsLogger(self.folder, self.config.report_to, self.config, self.step if resumed else None)
 
-    def _gathered(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Every process's trajectories without their tokens' weight: metrics need no ids."""
-        if self.accelerator.num_processes == 1:
-            return list(trajectories)
-        return gather_object(list(trajectories))
+    def _summaries(self, trajectories: Sequence[Trajectory]) -> list[TrajectorySummary]:
+        """Every process's trajectories as far as the metrics read them."""
+        own = [summarise(trajectory) for trajectory in trajectories]
+        return own if self.accelerator.num_processes == 1 else gather_object(own)
 
     def _mean_over_processes(self, metrics: dict[str, float], weight: int) -> dict[str, float]:
         """Means weighted by trajectories, so that the number does not depend on how tasks were spread."""
@@ -462,16 +501,6 @@ class GRPOTrainer:
             elif pairs:
                 result[name] = float(np.average([v for _, v in pairs], weights=[w for w, _ in pairs]))
         return result
-
-
-def disable_dropout(model: Any) -> None:
-    """Turn off every dropout, modules and attention's own rates alike: a first update's ratio must be 1."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
 
 
 class _Clock:

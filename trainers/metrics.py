@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ..rollout.types import StopReason, Trajectory
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory], prefix: str = "rollout") -> dict[str, float]:
+class TurnSummary(NamedTuple):
+    """What the metrics read of a turn; lengths in tokens."""
+
+    valid: bool
+    truncated: bool
+    response_tokens: int
+    prompt_tokens: int
+
+
+class TrajectorySummary(NamedTuple):
+    """What the metrics read of a trajectory: some bytes, where the trajectory itself holds every token and prompt."""
+
+    task_type: str
+    success: float
+    reward: float
+    failure: str | None
+    over_prompt_budget: bool
+    info: Mapping[str, float]
+    turns: tuple[TurnSummary, ...]
+
+
+def summarise(trajectory: Trajectory) -> TrajectorySummary:
+    """The summary that processes exchange."""
+    return TrajectorySummary(
+        trajectory.task_type,
+        trajectory.success,
+        trajectory.reward,
+        trajectory.failure,
+        trajectory.stop_reason is StopReason.PROMPT_BUDGET,
+        dict(trajectory.info),
+        tuple(
+            TurnSummary(t.valid, t.stop_reason is StopReason.LENGTH, len(t.response_ids), len(t.prompt_ids))
+            for t in trajectory.turns
+        ),
+    )
+
+
+def rollout_metrics(trajectories: Sequence[TrajectorySummary], prefix: str = "rollout") -> dict[str, float]:
     """Means over trajectories (success, reward, turns), over turns (validity) and over tokens.
 
     Args:
-        trajectories: any number; failed ones are counted in ``failed`` and left out of everything else.
+        trajectories: summaries; failed ones are counted in ``failed`` and left out of everything else.
         prefix: put before every name, with a slash.
 
     Returns:
@@ -28,10 +66,10 @@ def rollout_metrics(trajectories: Sequence[Trajectory], prefix: str = "rollout")
             "reward": float(np.mean([t.reward for t in good])),
             "turns": float(np.mean([len(t.turns) for t in good])),
             "invalid_turns": float(np.mean([not turn.valid for turn in turns])),
-            "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])),
-            "prompt_tokens": float(np.mean([len(turn.prompt_ids) for turn in turns])),
-            "truncated_turns": float(np.mean([turn.stop_reason is StopReason.LENGTH for turn in turns])),
-            "prompt_budget": float(np.mean([t.stop_reason is StopReason.PROMPT_BUDGET for t in good])),
+            "response_tokens": float(np.mean([turn.response_tokens for turn in turns])),
+            "prompt_tokens": float(np.mean([turn.prompt_tokens for turn in turns])),
+            "truncated_turns": float(np.mean([turn.truncated for turn in turns])),
+            "prompt_budget": float(np.mean([t.over_prompt_budget for t in good])),
         }
         for task_type in sorted({t.task_type for t in good}):
             metrics[f"success/{task_type}"] = float(np.mean([t.success for t in good if t.task_type == task_type]))

@@ -16,7 +16,7 @@ from ..credit.invalid_action import invalid_action_residual
 from ..credit.rectification import rectify
 from ..envs import ParsedResponse, Task, TaskSuite
 from ..rollout.collector import RolloutCollector
-from ..rollout.scoring import PolicyScorer
+from ..rollout.scoring import Agree
 from .batch import TurnBatch, anchor_ids, span_mask
 from .config import GRPOConfig
 from .encoder import Encoder
@@ -42,7 +42,7 @@ class CreditPhase:
     """Everything that turns one process's trajectories into rows with advantages.
 
     Args:
-        scorer: the policy as a scorer, wrapped for several processes or not.
+        scorer: the policy as a scorer: bare, or DeepSpeed's engine where weights are sharded.
         model: the bare policy.
         reference: the frozen reference as a scorer, or None.
         collector: its sampler also answers as the teacher.
@@ -51,11 +51,13 @@ class CreditPhase:
         snapshot: lagging teacher weights, or None for the current ones.
         encoder: makes the sentence encoder when AlignOPSD first needs it.
         recompute: score the sampled tokens again instead of trusting the sampler's log-probs.
+        generation: the context in which the model generates.
+        agree: see `score_responses`; given where every forward pass is a collective call.
     """
 
     scorer: Any
     model: Any
-    reference: PolicyScorer | None
+    reference: Any
     collector: RolloutCollector
     suite: TaskSuite
     tasks: Mapping[str, Task]
@@ -65,6 +67,8 @@ class CreditPhase:
     snapshot: TeacherSnapshot | None
     encoder: Callable[[], Encoder]
     recompute: bool
+    generation: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    agree: Agree | None = None
 
     def __call__(self, batch: TurnBatch, step: int) -> PhaseResult:
         """Score and credit one batch; `step` is the number of updates done."""
@@ -111,6 +115,7 @@ class CreditPhase:
             self.collector.tokenizer.pad_token_id,
             self.config.sampling.temperature or 1.0,
             self.config.micro_batch_tokens,
+            self.agree,
         )
 
     def _teach(
@@ -124,12 +129,12 @@ class CreditPhase:
             contexts = [self.suite.privileged_context(self.tasks[t.task_id]) for t in batch.trajectories]
         prompts = teacher_prompts(self.collector.tokenizer, batch, contexts)
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        aligned = "correspondence" in self.credit.requires and bool(batch.turns)
+        aligned = "correspondence" in self.credit.requires
         correspondence, pairs = None, []
         swapped = self.snapshot.swapped_in(self.model) if self.snapshot is not None else contextlib.nullcontext()
         with swapped:
-            if aligned:
-                answers = self._answers(batch, prompts, step)
+            answers = self._answers(batch, prompts, step) if aligned else []
+            if answers:
                 correspondence, sources = correspond(
                     batch,
                     answers,
@@ -142,7 +147,7 @@ class CreditPhase:
                 pairs = list(zip(sources.source.tolist(), sources.target.tolist(), strict=True))
                 metrics["teacher/pairs"] = float(len(pairs))
             scores = score_teacher(self.scorer, batch, prompts, old, settings, pairs=pairs, max_length=limit)
-        if aligned and correspondence is not None:
+        if correspondence is not None:
             correspondence = correspondence.with_scores(sources, scores.cross)
         metrics["teacher/rows"] = float(scores.scored)
         metrics["teacher/identical_rows"] = float(scores.identical)
@@ -166,7 +171,8 @@ class CreditPhase:
         turns = zip(batch.trajectory_ids.tolist(), batch.turn_ids.tolist(), strict=True)
         keys = [(batch.trajectories[i].task_id, batch.trajectories[i].rollout_index, k) for i, k in turns]
         seeds = [("teacher", self.config.seed, step, *key) for key in keys]
-        samples = self.collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
+        with self.generation():
+            samples = self.collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
         return [self.suite.parse(self.collector.response_text(sample)) for sample in samples]
 
     def _inputs(

@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from ..envs import Task
 from .checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
+from .distributed import agree_max, full_weights, is_sharded, load_full_weights
+from .optimizer_state import collect_optimizer, restore_optimizer
 
 if TYPE_CHECKING:
     from .grpo import GRPOTrainer
@@ -71,7 +73,9 @@ def load_rng_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def fingerprint(tokenizer: Any, train_tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> dict[str, str]:
+def fingerprint(
+    tokenizer: Any, train_tasks: Sequence[Task], eval_tasks: Sequence[Task], initial_model: str
+) -> dict[str, str]:
     """Short hashes of what a continued run must share with the one before."""
 
     def digest(value: Any) -> str:
@@ -81,6 +85,7 @@ def fingerprint(tokenizer: Any, train_tasks: Sequence[Task], eval_tasks: Sequenc
         "tokenizer": digest([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]),
         "train_tasks": digest([task.id for task in train_tasks]),
         "eval_tasks": digest([task.id for task in eval_tasks]),
+        "initial_model": initial_model,
     }
 
 
@@ -92,7 +97,8 @@ def check_resumable(
     Args:
         saved: the checkpoint's trainer state.
         config: this run's options.
-        current: this run's fingerprint.
+        current: this run's fingerprint; the model that training started from counts where a reference or an adapter
+            builds on it.
         allow_changed_config: let options differ; a different tokenizer is never allowed.
     """
     if saved["fingerprint"]["tokenizer"] != current["tokenizer"]:
@@ -100,7 +106,8 @@ def check_resumable(
             "GRPOTrainer.resume: tokenizer must be the checkpoint's, got another vocabulary or chat template; "
             "load the tokenizer from the checkpoint's model folder"
         )
-    changed = [name for name in ("train_tasks", "eval_tasks") if saved["fingerprint"][name] != current[name]]
+    marks = ["train_tasks", "eval_tasks", *(["initial_model"] if config["beta"] > 0 or saved["adapter"] else [])]
+    changed = [name for name in marks if saved["fingerprint"][name] != current[name]]
     here = json.loads(json.dumps(config))
     # a schedule that ends at max_steps depends on it
     free = FREE_OPTIONS - ({"max_steps"} if here["lr_scheduler_type"] != "constant" else set())
@@ -120,35 +127,64 @@ def check_resumable(
 
 
 def save_run(trainer: GRPOTrainer) -> Path:
-    """Write a checkpoint under ``output_dir/checkpoints``; collective, every process calls it."""
+    """Write a checkpoint under ``output_dir/checkpoints``; collective, every process calls it.
+
+    Raises:
+        OSError: process 0 could not write it; every process raises, earlier checkpoints are untouched.
+    """
     root = trainer.folder / "checkpoints"
-    accelerator = trainer.accelerator
-    weights: Any = accelerator.get_state_dict(trainer.scorer)
+    accelerator, main = trainer.accelerator, trainer.accelerator.is_main_process
+    weights = full_weights(trainer.model, keep=main)
+    optimizer = collect_optimizer(accelerator, trainer.scorer, trainer.optimizer)
     rng = gather_object([rng_state()])
-    if accelerator.is_main_process:
-
-        def write(folder: Path) -> None:
-            named = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
-            trainer.model.save_pretrained(folder / "model", state_dict=named)
-            trainer.tokenizer.save_pretrained(folder / "model")
-            torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
-            torch.save(rng, folder / "rng.pt")
-            if trainer.snapshot is not None:
-                save_file(trainer.snapshot.weights, folder / "teacher.safetensors")
-            state = {
-                "step": trainer.step,
-                "skipped_steps": trainer.skipped_steps,
-                "best": trainer.best,
-                "config": asdict(trainer.config),
-                "fingerprint": fingerprint(trainer.tokenizer, trainer.train_tasks, trainer.eval_tasks),
-                "num_processes": accelerator.num_processes,
-            }
-            (folder / "trainer_state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-
-        folder = write_checkpoint(root, trainer.step, write)
-        prune_checkpoints(root, trainer.config.save_total_limit, keep=folder)
-    accelerator.wait_for_everyone()
+    failure: OSError | None = None
+    if main:
+        try:
+            folder = write_checkpoint(root, trainer.step, lambda path: _write(trainer, path, weights, optimizer, rng))
+            prune_checkpoints(root, trainer.config.save_total_limit, keep=folder)
+        except Exception as error:  # safetensors and torch wrap what the disk says
+            failure = error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
+    if agree_max(accelerator, [int(failure is not None)])[0]:
+        raise failure or OSError("process 0 could not write the checkpoint")
     return root
+
+
+def _write(trainer: GRPOTrainer, folder: Path, weights: dict[str, Any], optimizer: Any, rng: list[Any]) -> None:
+    model = trainer.model
+    # buffers are not parameters, and tied weights stand in the file once
+    extra = {name: value for name, value in model.state_dict().items() if name not in weights and not is_sharded(model)}
+    shared = {parameter.data_ptr() for parameter in model.parameters()}
+    extra = {name: value for name, value in extra.items() if value.data_ptr() not in shared}
+    model.save_pretrained(folder / "model", state_dict={**weights, **extra})
+    trainer.tokenizer.save_pretrained(folder / "model")
+    if is_adapted(model):
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        save_file({name: weights[name].contiguous() for name in trained}, folder / "trained.safetensors")
+    torch.save(optimizer, folder / "optimizer.pt")
+    torch.save(rng, folder / "rng.pt")
+    if trainer.snapshot is not None:
+        save_file(trainer.snapshot.weights, folder / "teacher.safetensors")
+    state = {
+        "step": trainer.step,
+        "skipped_steps": trainer.skipped_steps,
+        "empty_updates": trainer.empty_updates,
+        "best": trainer.best,
+        "micro_batch": [trainer.limits.tokens, trainer.limits.rows],
+        "config": asdict(trainer.config),
+        "fingerprint": _fingerprint(trainer),
+        "adapter": is_adapted(model),
+        "num_processes": trainer.accelerator.num_processes,
+    }
+    (folder / "trainer_state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether the model carries a peft adapter."""
+    return hasattr(model, "disable_adapter")
+
+
+def _fingerprint(trainer: GRPOTrainer) -> dict[str, str]:
+    return fingerprint(trainer.tokenizer, trainer.train_tasks, trainer.eval_tasks, trainer.policy.initial)
 
 
 def find_run(root: Path, source: str | bool) -> Path | None:
@@ -173,14 +209,28 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     if folder is None:
         return
     state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-    current = fingerprint(trainer.tokenizer, trainer.train_tasks, trainer.eval_tasks)
-    check_resumable(state, asdict(trainer.config), current, allow_changed_config)
-    model = trainer.model
-    loaded = type(model).from_pretrained(folder / "model", dtype=next(model.parameters()).dtype)
-    model.load_state_dict(loaded.state_dict())
-    trainer.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
-    if trainer.snapshot is not None:
+    check_resumable(state, asdict(trainer.config), _fingerprint(trainer), allow_changed_config)
+    model, accelerator = trainer.model, trainer.accelerator
+    if state["adapter"] != is_adapted(model):
+        raise ValueError(
+            f"GRPOTrainer.resume: peft_config must be {'given' if state['adapter'] else 'None'}, as in the checkpoint"
+        )
+    if state["adapter"]:
+        load_full_weights(model, load_file(folder / "trained.safetensors"))
+    else:
+        loaded = type(model).from_pretrained(folder / "model", dtype=next(model.parameters()).dtype)
+        load_full_weights(model, full_weights(loaded))
+        buffers = {name: value for name, value in loaded.named_buffers() if value.device.type != "meta"}
+        for name, buffer in model.named_buffers():
+            if name in buffers and buffers[name].shape == buffer.shape:
+                buffer.copy_(buffers[name])
+    optimizer = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
+    restore_optimizer(accelerator, trainer.scorer, trainer.optimizer, optimizer)
+    if trainer.snapshot is not None and trainer.snapshot.keeps:
         trainer.snapshot.weights = load_file(folder / "teacher.safetensors")
-    if state["num_processes"] == trainer.accelerator.num_processes:
-        load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[trainer.accelerator.process_index])
-    trainer.step, trainer.skipped_steps, trainer.best = state["step"], state["skipped_steps"], state["best"]
+    if state["num_processes"] == accelerator.num_processes:
+        load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[accelerator.process_index])
+    trainer.step, trainer.best = state["step"], state["best"]
+    trainer.skipped_steps, trainer.empty_updates = state["skipped_steps"], state["empty_updates"]
+    if state["config"]["micro_batch_tokens"] == trainer.config.micro_batch_tokens:
+        trainer.limits.tokens, trainer.limits.rows = state["micro_batch"]

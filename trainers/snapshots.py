@@ -35,12 +35,10 @@ class TeacherSnapshot:
 
     @torch.no_grad()
     def update(self, model: Any, step: int) -> None:
-        """Call before the rollout of every update with the number of updates done."""
+        """Call after every update with the number of updates done."""
         if self.kind == "stale" and step % self.refresh_every:
             return
         rate = 1.0 if self.kind == "stale" else self.ema_rate
-        if self.kind == "ema" and not step:
-            return
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue

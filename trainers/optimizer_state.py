@@ -1,0 +1,81 @@
+"""AdamW's state as whole tensors by parameter name, whatever the number of processes and the ZeRO stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .distributed import gathered, zero_stage
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def collect_optimizer(accelerator: Any, scorer: Any, optimizer: Any) -> dict[str, Any]:
+    """What `restore_optimizer` needs, on the CPU of process 0; under ZeRO collective, one parameter whole at a time.
+
+    Returns:
+        ``{"adamw": state_dict}`` without ZeRO; under ZeRO ``{"zero": {name: {"fp32", "exp_avg", "exp_avg_sq"}},
+        "step": updates}`` with whole float32 tensors, from which any ZeRO stage and number of processes can go on.
+        Empty on processes other than 0 under ZeRO.
+    """
+    if not zero_stage(accelerator):
+        return {"adamw": optimizer.state_dict()}
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    whole: dict[str, dict[str, torch.Tensor]] = {}
+    for name, parameter in _trainable(scorer):
+        values = {"fp32": safe_get_full_fp32_param(parameter)}
+        values |= {key: safe_get_full_optimizer_state(parameter, key) for key in _MOMENTS}
+        if accelerator.is_main_process:
+            whole[name] = {
+                key: value.detach().cpu().float().reshape(_shape(parameter)).clone()
+                for key, value in values.items()
+                if value is not None
+            }
+    steps = [float(state["step"]) for state in _base(scorer).state.values() if "step" in state]
+    return {"zero": whole, "step": max(steps, default=0.0)}
+
+
+@torch.no_grad()
+def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict[str, Any]) -> None:
+    """Put back what `collect_optimizer` returned; call after the model's own weights were loaded.
+
+    Raises:
+        ValueError: the checkpoint was written without ZeRO and the run uses it, or the other way round.
+    """
+    stage = zero_stage(accelerator)
+    if bool(stage) != ("zero" in saved):
+        raise ValueError(
+            f"GRPOTrainer.resume: accelerator must use {'DeepSpeed ZeRO' if 'zero' in saved else 'no DeepSpeed'}, as in "
+            f"the checkpoint, got ZeRO stage {stage}; load its model folder to start anew from the weights"
+        )
+    if not stage:
+        optimizer.load_state_dict(saved["adamw"])
+        return
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+    for name, parameter in _trainable(scorer):
+        values = {key: value.to(accelerator.device) for key, value in saved["zero"][name].items()}
+        safe_set_full_fp32_param(parameter, values["fp32"])
+        for key in _MOMENTS:
+            if key in values:
+                safe_set_full_optimizer_state(parameter, values[key], key)
+        with gathered([parameter], modifier_rank=0):
+            parameter.copy_(values["fp32"].to(parameter.dtype))
+    for state in _base(scorer).state.values():
+        if "step" in state:
+            state["step"] = torch.as_tensor(saved["step"], dtype=torch.float32)
+
+
+def _trainable(scorer: Any) -> list[tuple[str, Any]]:
+    return [(name, parameter) for name, parameter in scorer.module.named_parameters() if parameter.requires_grad]
+
+
+def _shape(parameter: Any) -> torch.Size:
+    return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def _base(scorer: Any) -> torch.optim.Optimizer:
+    """The torch optimiser inside DeepSpeed's."""
+    return scorer.optimizer.optimizer

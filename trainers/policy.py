@@ -1,0 +1,135 @@
+"""The policy as the trainer holds it: wrapped for training, bare for generation, beside its frozen reference."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..rollout.scoring import PolicyScorer
+from .config import GRPOConfig
+from .distributed import configure_deepspeed, gathered, is_sharded, make_sharded_reference, zero_stage
+
+
+class AdapterOff:
+    """The reference of a policy with a LoRA adapter: the same weights, the adapter switched off while they score."""
+
+    def __init__(self, module: PolicyScorer):
+        self.module = module
+
+    def __call__(self, *arguments: Any) -> Any:
+        with self.module.model.disable_adapter():
+            return self.module(*arguments)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Args:
+    scorer: a `PolicyScorer`, prepared by Accelerate: gradients come from here.
+    optimizer: AdamW over the trainable parameters, prepared likewise.
+    model: the bare model: generates, is saved.
+    scoring: what scores without gradients: the bare scorer, or DeepSpeed's engine where weights are sharded.
+    reference: the frozen reference as a scorer, or None.
+    initial: digest of the weights that training started from.
+    """
+
+    scorer: Any
+    optimizer: Any
+    model: Any
+    scoring: Any
+    reference: Any
+    initial: str
+
+
+def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any, peft_config: Any) -> Policy:
+    """Prepare model, optimiser and reference for however many processes there are.
+
+    Args:
+        accelerator: decides on processes, precision and DeepSpeed.
+        model: a causal language model; trained in place.
+        config: beta, learning rate, clipping.
+        ref_model: the reference of the KL term instead of a copy of the model.
+        peft_config: a peft configuration: an adapter is put on the model, and the reference is the model without it.
+
+    Raises:
+        ValueError: a reference cannot be copied from weights that are sharded already.
+    """
+    configure_deepspeed(accelerator, config.max_grad_norm)
+    disable_dropout(model)
+    initial = weights_digest(model)
+    if peft_config is not None:
+        model = add_adapter(model, peft_config)
+        disable_dropout(model)
+    adapted = hasattr(model, "disable_adapter")
+    frozen = None
+    if config.beta > 0 and (ref_model is not None or not adapted):
+        if ref_model is None and is_sharded(model):
+            raise ValueError(
+                "GRPOTrainer: ref_model must be given when the model was loaded with zero3_init_flag, got None: sharded "
+                "weights cannot be copied; load the same model twice, or set beta=0"
+            )
+        frozen = copy.deepcopy(model) if ref_model is None else ref_model
+    bare = PolicyScorer(model)
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=config.learning_rate,
+        weight_decay=config.weight_decay,
+    )
+    scorer: Any
+    scorer, optimizer = accelerator.prepare(bare, optimizer)
+    if hasattr(scorer, "broadcast_buffers"):
+        scorer.broadcast_buffers = False  # nothing writes them, and a forward pass must not be a collective call
+    module: Any = accelerator.unwrap_model(scorer)
+    scoring = scorer if zero_stage(accelerator) == 3 else module
+    reference: Any = None
+    if frozen is not None:
+        reference = PolicyScorer(frozen.eval().requires_grad_(False))
+        if zero_stage(accelerator) == 3:
+            reference = make_sharded_reference(accelerator, reference)
+        else:
+            reference = reference.to(accelerator.device)
+    elif config.beta > 0:
+        reference = AdapterOff(module)
+    return Policy(scorer, optimizer, module.model, scoring, reference, initial)
+
+
+def add_adapter(model: Any, peft_config: Any) -> Any:
+    """The model with a fresh adapter; its own weights are frozen.
+
+    Raises:
+        ImportError: peft is not installed.
+    """
+    try:
+        from peft import get_peft_model
+    except ImportError as error:
+        raise ImportError("GRPOTrainer: peft_config needs the package peft; install turncredit[lora]") from error
+    if getattr(model, "is_gradient_checkpointing", False):
+        model.enable_input_require_grads()
+    return get_peft_model(model, peft_config)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Turn off every dropout, modules and attention's own rates alike: a first update's ratio must be 1."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+@torch.no_grad()
+def weights_digest(model: nn.Module) -> str:
+    """A short hash of up to 64 evenly spread entries of every parameter; collective for sharded ones."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        with gathered([parameter]):
+            flat = parameter.detach().flatten()
+            sample = flat[:: max(len(flat) // 64, 1)][:64].float().cpu()
+        digest.update(name.encode())
+        digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()[:16]
