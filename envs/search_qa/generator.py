@@ -45,8 +45,8 @@ def _words(text: str) -> tuple[str, ...]:
 
 _PERSON = (
     _words("Al Bar Cor Del Em Fal Gar Hol Is Jor Kel Lor Mar Nor Os Per Quil Ros Sil Tor Ul Ver Wil Yar Zan"),
-    _words("a e i o u ari eno ila ora une"),
-    _words("bek dra fin gon las mir nek rin sa tas vel wyn"),
+    _words("a eno ila une"),
+    _words("bek dra fin rin tas wyn"),
 )
 _TOWN = (
     _words("Amber Birch Cinder Dusk Elder Frost Gull Hazel Ivy Juniper Kestrel Larch Moss Nettle Oak Pine"),
@@ -56,7 +56,6 @@ _GUILD = (
     _words("Blue Copper Gilded Hidden Ivory Jade Lonely Merry Patient Quiet Red Silver Swift Wandering"),
     _words("Anchor Badger Compass Falcon Hare Lantern Otter Raven Spade Stork Thistle Wheel"),
 )
-_MOST_PEOPLE = 2 * len(_GUILD[0]) * len(_GUILD[1])
 
 
 @dataclass(frozen=True)
@@ -80,28 +79,46 @@ class _Entry:
         return f'"{self.name}"\n{self.text}'
 
 
-def generate_world(seed: int = 0, *, people: int = 48, comparisons: int = 60) -> World:
+def world_names(part: int = 0, parts: int = 1) -> dict[str, tuple[str, ...]]:
+    """All ``"people"``, ``"towns"`` and ``"guilds"`` a world can hold, or part number `part` of `parts` equal ones.
+
+    Raises:
+        ValueError: `part` does not lie in [0, parts).
+    """
+    if not 0 <= part < parts:
+        raise ValueError(f"world_names: part must lie in [0, {parts}), got {part}; 0 of 1 is every name")
+    people, towns = (["".join(pieces) for pieces in product(*table)] for table in (_PERSON, _TOWN))
+    guilds = [f"{first} {second} Guild" for first, second in product(*_GUILD)]
+    every = {"people": people, "towns": towns, "guilds": guilds}
+    return {kind: tuple(dict.fromkeys(names))[part::parts] for kind, names in every.items()}
+
+
+def generate_world(seed: int = 0, *, people: int = 48, comparisons: int = 60, part: int = 0, parts: int = 1) -> World:
     """A country with so many people, half as many guilds and a quarter as many towns, and questions about it.
 
     Args:
         seed: the same seed gives the same world, on every machine.
         people: at least 8.
         comparisons: questions that compare two people or two guilds.
+        part, parts: names are taken from this part of all (`world_names`): two worlds of different parts share no
+            person, town or guild, so that a question of one says nothing about the other.
 
     Raises:
         ValueError: a number is too small, or larger than the supply of names and pairs.
     """
-    if not 8 <= people <= _MOST_PEOPLE:
-        raise ValueError(f"generate_world: people must lie in [8, {_MOST_PEOPLE}], got {people}; 48 is the usual value")
+    names = world_names(part, parts)
+    most = min(len(names["people"]), 2 * len(names["guilds"]), 4 * len(names["towns"]))
+    if not 8 <= people <= most:
+        raise ValueError(f"generate_world: people must lie in [8, {most}], got {people}; 48 is the usual value")
     if not 0 <= comparisons <= people * 4:
         raise ValueError(
             f"generate_world: comparisons must lie in [0, 4 * people = {4 * people}], got {comparisons}; "
             "60 is the usual value"
         )
     rng = random.Random(f"search-qa world {seed}")
-    towns = _towns(rng, people // 4)
-    persons = _people(rng, people, towns)
-    guilds = _guilds(rng, people // 2, persons, towns)
+    towns = _towns(rng, rng.sample(names["towns"], people // 4))
+    persons = _people(rng, rng.sample(names["people"], people), towns)
+    guilds = _guilds(rng, rng.sample(names["guilds"], people // 2), persons, towns)
     entries = [*towns.values(), *persons.values(), *guilds.values()]
     questions = [
         *_lookups(persons, guilds, towns),
@@ -142,8 +159,7 @@ _Asked = tuple[str, str, str, tuple[str, ...]]
 _Entries = dict[str, _Entry]
 
 
-def _towns(rng: random.Random, count: int) -> _Entries:
-    names = rng.sample(["".join(parts) for parts in product(*_TOWN)], count)
+def _towns(rng: random.Random, names: Sequence[str]) -> _Entries:
     towns = {}
     for name in names:
         facts = {"region": rng.choice(REGIONS), "river": rng.choice(RIVERS)}
@@ -152,9 +168,8 @@ def _towns(rng: random.Random, count: int) -> _Entries:
     return towns
 
 
-def _people(rng: random.Random, count: int, towns: _Entries) -> _Entries:
-    names = rng.sample(list(dict.fromkeys("".join(parts) for parts in product(*_PERSON))), count)
-    years = rng.sample(range(1700, 1700 + 2 * count), count)
+def _people(rng: random.Random, names: Sequence[str], towns: _Entries) -> _Entries:
+    years = rng.sample(range(1700, 1700 + 2 * len(names)), len(names))
     people = {}
     for name, year in zip(names, years, strict=True):
         facts = {"town": rng.choice(list(towns)), "trade": rng.choice(TRADES), "year": str(year)}
@@ -163,11 +178,10 @@ def _people(rng: random.Random, count: int, towns: _Entries) -> _Entries:
     return people
 
 
-def _guilds(rng: random.Random, count: int, people: _Entries, towns: _Entries) -> _Entries:
-    pairs = [f"{first} {second} Guild" for first, second in product(*_GUILD)]
-    years = rng.sample(range(1800, 1800 + 2 * count), count)
+def _guilds(rng: random.Random, names: Sequence[str], people: _Entries, towns: _Entries) -> _Entries:
+    years = rng.sample(range(1800, 1800 + 2 * len(names)), len(names))
     guilds = {}
-    for name, year in zip(rng.sample(pairs, count), years, strict=True):
+    for name, year in zip(names, years, strict=True):
         facts = {"founder": rng.choice(list(people)), "seat": rng.choice(list(towns)), "year": str(year)}
         text = f"The {name} was founded by {facts['founder']} in {year}. Its hall is in {facts['seat']}."
         guilds[name] = _Entry(name, facts, text)

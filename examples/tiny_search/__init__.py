@@ -1,0 +1,1 @@
+"""Search-QA's embedded default: compact prompts, vocabulary, scripted player, demonstrations and worlds."""

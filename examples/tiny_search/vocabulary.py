@@ -1,0 +1,36 @@
+"""The tokenizer of the generated world: every name is one token, also one of several words."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerFast
+
+from tiny_policy.tokenizer import PUNCTUATION, build_tokenizer
+from turncredit.envs.search_qa.generator import REGIONS, RIVERS, TRADES, world_names
+
+TAGS = ("<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>")
+PEOPLE = 48
+"""People in every world here; their years, and those of the guilds, follow from it."""
+
+_TEXT = """
+question turn asked kept now nothing then
+in which town was the founder of born what trade region is hall who founded on river does stand earlier or
+a an and by its stands year guild name did
+passages that hold answer
+think look around again guess need have search
+"""
+PLAIN_WORDS = tuple(dict.fromkeys(_TEXT.split()))
+"""Every word that is not a name, trade or year."""
+
+
+def all_words() -> list[str]:
+    """All single words of the generated worlds, their prompts and the scripted player's thoughts."""
+    names = world_names()
+    years = [*range(1700, 1700 + 2 * PEOPLE), *range(1800, 1800 + PEOPLE)]
+    return [*PLAIN_WORDS, *TRADES, *REGIONS, *RIVERS, *names["people"], *names["towns"], *map(str, years)]
+
+
+def search_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer that knows every world of `PEOPLE` people."""
+    return build_tokenizer(
+        all_words(), tags=TAGS, phrases=world_names()["guilds"], punctuation=PUNCTUATION + '"', max_length=512
+    )
