@@ -45,7 +45,7 @@ def token_units(inputs: CreditInputs) -> Iterator[Units]:
     """The tokens of the batch in parts of whole groups, about ``_TOKENS`` at a time, in the order they were sampled."""
     width = inputs.response_mask.shape[1]
     buffer = torch.empty(0, dtype=inputs.dtype, device=inputs.response_mask.device)
-    for rows in _whole_groups(inputs):
+    for rows in whole_groups(inputs):
         sampled, counts = inputs.response_mask[rows], inputs.token_counts[rows]
         buffer.resize_(rows.numel(), width)
         evidence = token_gaps(inputs, rows, buffer)[sampled].to(inputs.masked_sums.dtype)
@@ -57,8 +57,8 @@ def token_units(inputs: CreditInputs) -> Iterator[Units]:
         yield Units(evidence, line, trajectory, place, rows, members)
 
 
-def _whole_groups(inputs: CreditInputs) -> list[Tensor]:
-    """Rows ordered by group, trajectory and turn, in parts that end where a group does."""
+def whole_groups(inputs: CreditInputs) -> list[Tensor]:
+    """Rows ordered by group, trajectory and turn, in parts of about ``_TOKENS`` tokens that end where a group does."""
     group = inputs.group_index[inputs.trajectory_ids]
     order = inputs.turn_ids.argsort(stable=True)
     order = order[inputs.trajectory_ids[order].argsort(stable=True)]

@@ -13,6 +13,7 @@ from ._checks import check_choice, check_range
 from ._gaps import spread
 from ._masks import row_blocks, zero_outside_
 from ._segments import segment_mean, wide
+from ._units import whole_groups
 from .align_checks import check_correspondence, scored_pairs
 from .align_report import align_details, align_metrics
 from .allocation import Allocation, allocate
@@ -306,20 +307,30 @@ def _span_ids(
 def _by_token(
     inputs: CreditInputs, by_row: Tensor, gap: Tensor, bounds: Mapping[str, float]
 ) -> tuple[Tensor, Allocation]:
-    """``[M, T]`` weights from one softmax over the tokens of each trajectory, and their means over turns."""
-    row, token = inputs.response_mask.nonzero(as_tuple=True)
-    elements = allocate(
-        by_row.sign()[row] * gap[row, token],
-        torch.ones_like(row),
-        torch.zeros_like(row),
-        inputs.trajectory_ids[row],
-        mix=1.0,
-        **bounds,
-    )
-    count = inputs.num_rows
+    """``[M, T]`` weights from one softmax over the tokens of each trajectory, and their means over turns.
+
+    Whole groups at a time, so that the token-level temporaries stay small.
+    """
     turn_weights, density, raw = (
-        segment_mean(part, row, count) for part in (elements.weights, elements.density, elements.raw_density)
+        torch.empty(inputs.num_rows, dtype=wide(gap.device), device=gap.device) for _ in range(3)
     )
-    weights = torch.zeros_like(gap)
-    weights[row, token] = elements.weights.to(gap.dtype)
+    weights = torch.empty_like(gap)
+    for rows in whole_groups(inputs):
+        sampled = inputs.response_mask[rows]
+        line = torch.repeat_interleave(inputs.token_counts[rows])
+        owner = inputs.trajectory_ids[rows].unique_consecutive(return_inverse=True)[1][line]
+        elements = allocate(
+            by_row.sign()[rows][line] * gap[rows][sampled],
+            torch.ones_like(line),
+            torch.zeros_like(line),
+            owner,
+            mix=1.0,
+            **bounds,
+        )
+        for whole, part in (
+            (turn_weights, elements.weights), (density, elements.density), (raw, elements.raw_density),
+        ):  # fmt: skip
+            whole[rows] = segment_mean(part, line, rows.numel()).to(whole.dtype)
+        values = elements.weights.to(gap.dtype)
+        weights[rows] = values.new_zeros(sampled.shape).masked_scatter_(sampled, values)
     return weights, Allocation(turn_weights, density, raw, torch.ones_like(raw))

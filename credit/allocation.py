@@ -124,9 +124,10 @@ def hierarchical_density(
     members = segment_sum(used.to(counts.dtype), span_of, num_spans)
     span_signal = segment_sum(signal, span_of, num_spans) / members.clamp(min=1)
     log_budget = _log_softmax(span_tokens.log() + span_signal, owner, num_trajectories)
-    log_share = _log_softmax(counts.log() + signal, span_of, num_spans)
+    log_counts = counts.log()
+    log_share = _log_softmax(log_counts + signal, span_of, num_spans)
     total = segment_sum(counts, trajectory_ids, num_trajectories)
-    log_density = total.log()[trajectory_ids] + log_budget[span_of] + log_share - counts.log()
+    log_density = total.log()[trajectory_ids] + log_budget[span_of] + log_share - log_counts
     density = torch.where(used, log_density.exp(), 1.0)
     return density, log_budget.exp().nan_to_num(0.0)[span_of]
 
