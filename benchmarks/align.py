@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from turncredit.credit.allocation import allocate
 from turncredit.credit.correspondence import build_correspondence
 from turncredit.credit.inputs import CreditInputs
 from turncredit.credit.profiles import boundary_threshold, profile_divergence
+from turncredit.credit.registry import get_credit
 from turncredit.credit.sources import select_sources
 from turncredit.credit.spans import segment_spans
 
@@ -40,7 +42,15 @@ def best_of(function: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
-def batch(trajectories: int, turns: int, tokens: int, *, rollouts: int = 8, width: int = 32) -> CreditInputs:
+def selection(name: str) -> dict[str, Any]:
+    """The options of a method's selection of sources."""
+    options = get_credit(name).options
+    return {key: options[key] for key in ("similarity_threshold", "top_k")}
+
+
+def batch(
+    trajectories: int, turns: int, tokens: int, *, rollouts: int = 8, width: int = 32, **selected: Any
+) -> CreditInputs:
     """A float32 batch with correspondences of smoothly drifting decisions; ``turns`` per trajectory on average."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.randint(max(1, turns // 2), turns + turns // 2 + 1, (trajectories // 2,), generator=generator)
@@ -53,7 +63,7 @@ def batch(trajectories: int, turns: int, tokens: int, *, rollouts: int = 8, widt
     waves = torch.sin(phase * torch.linspace(0.5, 2.0, width) + groups[ids][:, None])
     valid = torch.ones(rows, dtype=torch.bool)
     correspondence = build_correspondence(waves, waves.roll(1, 0), ids, turn, groups, valid, valid)
-    sources = select_sources(correspondence)
+    sources = select_sources(correspondence, **selected)
     student = -torch.rand(rows, tokens, generator=generator)
     sizes = torch.randint(1, tokens + 1, (rows, 1), generator=generator)
     rewards = torch.randint(0, 2, (trajectories,), generator=generator).float()

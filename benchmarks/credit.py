@@ -1,29 +1,39 @@
 """What credit costs: every method beside its plain loop and beside one pass over the two log-prob tensors.
 
-    python benchmarks/credit.py            # tables over sizes, the plain loop and the peak memory; about a minute
-    python benchmarks/credit.py --threads 2 --wall
+    python benchmarks/credit.py                # 1 thread, CPU time: sizes, ratios, loops, memory; some minutes
+    python benchmarks/credit.py --threads 2    # 2 threads, elapsed time
+    python benchmarks/credit.py --only ratios  # or sizes, loops, memory
 
-Times are the best of several calls: CPU seconds of one thread by default, so that another load on the machine does not
-count; ``--wall`` takes elapsed time instead. ``pass`` is ``(teacher - student).sum()``; ``masked pass`` is the same sum
-over the sampled tokens alone, ``torch.where(mask, teacher - student, 0).sum()``. Peak memory is that of a fresh
-process, above what its inputs take. AlignOPSD has its own table in ``benchmarks/align.py``.
+``pass`` is ``(teacher - student).sum()``, as PyTorch runs it: it reads both tensors, and writes and reads their
+difference. What stands in a row is measured in turns, round after round, and medians are compared, so that another load
+on the machine meets all of it. ``CreditInputs`` is the construction of a batch with all its checks, which reads
+log-probs and masks once; ``with it`` is that and the method together. CPU time counts the work of one thread and so
+leaves out another load; with several threads only elapsed time makes sense, and threads wait passively, as spinning
+ones take the cores from each other on a busy machine. Peak memory is that of a fresh process, above what its inputs
+take. AlignOPSD has its own table of times in ``benchmarks/align.py``.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
 
 import torch
 
-from turncredit.credit import CreditInputs, get_credit
+from turncredit.credit import Correspondence, CreditInputs, Sources, TaskBlock, get_credit, list_credits
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import align
 import reference
 
 METHODS = ("grpo", "agent_opsd", "agent_opsd_token", "rlsd", "step_opsd", "gigpo")
@@ -62,20 +72,28 @@ def batch(trajectories: int, turns: int, tokens: int) -> CreditInputs:
     )
 
 
-def best(function: Callable[[], object], clock: Callable[[], float], repeats: int = 7) -> float:
-    """Milliseconds of the fastest of ``repeats`` calls, after one to warm up."""
-    function()
-    times = []
-    for _ in range(repeats):
-        start = clock()
-        function()
-        times.append(clock() - start)
-    return 1e3 * min(times)
+def in_turns(functions: dict[str, Callable[[], object]], clock: Callable[[], float], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each function over ``rounds`` rounds, each of which runs all of them once."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for count in range(rounds + 1):
+        for name, function in functions.items():
+            start = clock()
+            result = function()
+            if count:
+                times[name].append(1e3 * (clock() - start))
+            del result
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
-def size_of(inputs: CreditInputs) -> int:
-    """Bytes of the tensors of a batch."""
-    return sum(value.nbytes for value in vars(inputs).values() if isinstance(value, torch.Tensor))
+def size_of(value: object) -> int:
+    """Bytes of the tensors of a batch, those of its correspondence included."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, tuple):
+        return sum(map(size_of, value))
+    if isinstance(value, CreditInputs | Correspondence | Sources | TaskBlock):
+        return sum(size_of(getattr(value, key)) for key in value.__dataclass_fields__)
+    return 0
 
 
 def memory(field: str) -> int:
@@ -90,66 +108,105 @@ def peak(name: str) -> None:
     """Print the peak of one call above the inputs, as a multiple of their size. Runs in a process of its own."""
     torch.set_num_threads(1)
     method = get_credit(name)
-    method(batch(8, 2, 16))
-    inputs = batch(*ASKED)
+    if name.startswith("align"):
+        small, inputs = (align.batch(*size, **align.selection(name)) for size in ((16, 2, 16), ASKED))
+    else:
+        small, inputs = batch(8, 2, 16), batch(*ASKED)
+    method(small)
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
     method(inputs)
     print(f"{(memory('VmHWM') - before) / size_of(inputs):.2f}")
 
 
+def one_pass(inputs: CreditInputs) -> Callable[[], object]:
+    teacher, student = inputs.teacher_logprobs, inputs.student_logprobs
+    assert teacher is not None
+    return lambda: (teacher - student).sum()
+
+
+def construction(inputs: CreditInputs) -> Callable[[], CreditInputs]:
+    given = {name: getattr(inputs, name) for name in FIELDS}
+    return lambda: CreditInputs(**given)
+
+
+def row(*cells: object) -> None:
+    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
 def time_sizes(clock: Callable[[], float]) -> None:
-    print("| trajectories x turns x tokens | pass | masked pass | CreditInputs | " + " | ".join(METHODS) + " |")
-    print("|---" * (4 + len(METHODS)) + "|")
+    """Median milliseconds over sizes."""
+    row("trajectories x turns x tokens", "pass", "CreditInputs", *METHODS)
+    row(*["---"] * (3 + len(METHODS)))
     for size in SIZES:
         inputs = batch(*size)
-        teacher, student, mask = inputs.teacher_logprobs, inputs.student_logprobs, inputs.response_mask
-        assert teacher is not None
-        cells = [
-            best(lambda t=teacher, s=student: (t - s).sum(), clock),
-            best(lambda t=teacher, s=student, m=mask: torch.where(m, t - s, 0.0).sum(), clock),
-            best(lambda i=inputs: CreditInputs(**{k: v for k, v in vars(i).items() if k in FIELDS}), clock),
-        ]
-        cells += [best(lambda i=inputs, n=name: get_credit(n)(i), clock, 3) for name in METHODS]
-        print(
-            f"| {size[0]} x {size[1]} x {size[2]} | " + " | ".join(f"{cell:.1f} ms" for cell in cells) + " |",
-            flush=True,
+        functions = {"pass": one_pass(inputs), "CreditInputs": construction(inputs)}
+        functions |= {name: partial(get_credit(name), inputs) for name in METHODS}
+        cells = in_turns(functions, clock, 5)
+        row(" x ".join(map(str, size)), *(f"{cell:.1f} ms" for cell in cells.values()))
+
+
+def time_ratios(clock: Callable[[], float], rounds: int) -> None:
+    """Each method over one pass, at the size asked for, alone and with the construction of the batch."""
+    inputs = batch(*ASKED)
+    build = construction(inputs)
+    row("method", "pass, ms", "method, ms", "method / pass", "with CreditInputs, ms", "with it / pass")
+    row(*["---"] * 6)
+    for name in METHODS:
+        method = get_credit(name)
+        slow = name.endswith("_token")
+        cells = in_turns(
+            {"pass": one_pass(inputs), "method": lambda m=method: m(inputs), "both": lambda m=method: m(build())},
+            clock,
+            5 if slow else rounds,
         )
+        plain, alone, both = cells.values()
+        row(name, f"{plain:.1f}", f"{alone:.1f}", f"{alone / plain:.1f}", f"{both:.1f}", f"{both / plain:.1f}")
 
 
 def time_loops(clock: Callable[[], float]) -> None:
+    """Each method over its plain loop of the tests."""
     inputs = batch(*ASKED)
-    teacher, student, mask = inputs.teacher_logprobs, inputs.student_logprobs, inputs.response_mask
-    assert teacher is not None
-    print("\n| method | ms | plain loop / method | method / pass | method / masked pass | peak extra memory / inputs |")
-    print("|---|---|---|---|---|---|")
-    for name in METHODS:
-        method = get_credit(name)
-        one = best(lambda m=method: m(inputs), clock)
-        plain = best(lambda: (teacher - student).sum(), clock)
-        masked = best(lambda: torch.where(mask, teacher - student, 0.0).sum(), clock)
-        loop = "-"
-        if name in LOOPS:
-            start = clock()
-            LOOPS[name](inputs)
-            loop = f"{1e3 * (clock() - start) / one:.0f}"
+    row("method", "method, ms", "plain loop, ms", "loop / method")
+    row(*["---"] * 4)
+    for name, loop in LOOPS.items():
+        one = in_turns({name: partial(get_credit(name), inputs)}, clock, 9)[name]
+        start = clock()
+        loop(inputs)
+        plain = 1e3 * (clock() - start)
+        row(name, f"{one:.1f}", f"{plain:.0f}", f"{plain / one:.0f}")
+
+
+def measure_memory() -> None:
+    row("method", "peak extra memory / inputs")
+    row("---", "---")
+    for name in list_credits():
         child = [sys.executable, __file__, "--peak", name]
-        extra = subprocess.run(child, capture_output=True, text=True, check=True, env=RETURNING).stdout.strip()
-        print(f"| {name} | {one:.1f} | {loop} | {one / plain:.1f} | {one / masked:.2f} | {extra} |", flush=True)
+        row(name, subprocess.run(child, capture_output=True, text=True, check=True, env=RETURNING).stdout.strip())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch")
-    parser.add_argument("--wall", action="store_true", help="elapsed time in place of CPU time")
-    parser.add_argument("--peak", choices=METHODS, help="only print this method's peak memory")
+    parser.add_argument("--wall", action="store_true", help="elapsed time with one thread too")
+    parser.add_argument("--rounds", type=int, default=31, help="rounds of the table of ratios")
+    parser.add_argument("--only", choices=("sizes", "ratios", "loops", "memory"), help="one table")
+    parser.add_argument("--peak", choices=list_credits(), help="only print this method's peak memory")
     options = parser.parse_args()
     if options.peak:
         return peak(options.peak)
     torch.set_num_threads(options.threads)
-    clock = time.perf_counter if options.wall else time.process_time
-    time_sizes(clock)
-    time_loops(clock)
+    clock = time.perf_counter if options.wall or options.threads > 1 else time.process_time
+    tables = {
+        "sizes": lambda: time_sizes(clock),
+        "ratios": lambda: time_ratios(clock, options.rounds),
+        "loops": lambda: time_loops(clock),
+        "memory": measure_memory,
+    }
+    for name, table in tables.items():
+        if options.only in (None, name):
+            print(f"\n{name}, {options.threads} thread(s), {'CPU' if clock is time.process_time else 'elapsed'} time\n")
+            table()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from .groups import group_relative_advantages
 from .grpo import grpo
 from .inputs import Credit, CreditInputs
 from .invalid_action import invalid_action_residual
-from .profiles import boundary_threshold, dense_profiles, profile_divergence
+from .profiles import boundary_divergences, boundary_threshold, dense_profiles, profile_divergence
 from .rectification import rectify
 from .registry import CreditMethod, get_credit, list_credits, register_credit
 from .rlsd import rlsd
@@ -33,6 +33,7 @@ __all__ = [
     "align_opsd",
     "allocate",
     "belief_revisions",
+    "boundary_divergences",
     "boundary_threshold",
     "build_correspondence",
     "check_spans",

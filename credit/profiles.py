@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ._checks import check_choice, check_range
+from .align_checks import check_correspondence
 from .correspondence import Correspondence, TaskBlock
+from .inputs import CreditInputs
 from .sources import check_selection
 
 _STACK = 1 << 20
@@ -109,13 +111,53 @@ def profile_divergence(
     return Divergence(values, defined, valid)
 
 
+def boundary_divergences(
+    inputs: CreditInputs,
+    *,
+    similarity_threshold: float = 0.8,
+    profile_temperature: float = 0.1,
+    distance: str = "jensen_shannon",
+) -> Tensor:
+    """What a batch contributes to the boundary quantile: its defined divergences.
+
+    Gather these of all processes, call :func:`boundary_threshold` on their union and pass the result to each
+    ``align_opsd(..., threshold=...)``: the spans are then those of one process with the whole batch.
+
+    Args:
+        inputs: a batch of whole groups with its ``correspondence``.
+        similarity_threshold: gamma_H, as in :func:`profile_divergence`.
+        profile_temperature: T_prof, likewise.
+        distance: likewise.
+
+    Returns:
+        ``[E]`` float in [0, 1], not clipped (the quantile is), in any order; E may be 0.
+
+    Raises:
+        ValueError: ``correspondence`` is None, does not belong to the batch, or an option is out of range.
+    """
+    if inputs.correspondence is None:
+        raise ValueError(
+            "boundary_divergences: inputs.correspondence must be given, got None; "
+            "compare the thinking of teacher and student turns of each task"
+        )
+    check_correspondence(inputs.correspondence, inputs)
+    found = profile_divergence(
+        inputs.correspondence,
+        inputs.num_rows,
+        similarity_threshold=similarity_threshold,
+        profile_temperature=profile_temperature,
+        distance=distance,
+    )
+    return found.values[found.defined]
+
+
 def boundary_threshold(
     defined_values: Tensor, *, quantile: float = 0.8, low: float = 0.01, high: float = 0.10
 ) -> float:
     """Threshold above which a divergence marks a boundary: ``clip(quantile_q(D), low, high)``, linear interpolation.
 
-    Several processes: gather the defined values of all of them, call this once on the union, and pass the result to
-    each ``align_opsd(..., threshold=...)``.
+    Several processes: gather the :func:`boundary_divergences` of all of them, call this on the union, and pass the
+    result to each ``align_opsd(..., threshold=...)``.
 
     Args:
         defined_values: ``[E]`` float, all defined D of the batch, in any order.

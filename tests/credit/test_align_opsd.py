@@ -16,6 +16,7 @@ from turncredit.credit.align_opsd import ALIGN_PROFILES, align_opsd
 from turncredit.credit.correspondence import correspondence_from_similarity
 from turncredit.credit.grpo import grpo
 from turncredit.credit.inputs import CreditInputs
+from turncredit.credit.profiles import boundary_divergences, boundary_threshold
 from turncredit.credit.registry import get_credit, list_credits
 from turncredit.credit.sources import select_sources
 
@@ -281,23 +282,46 @@ def test_a_threshold_agreed_by_several_processes_overrides_the_batch() -> None:
     assert none.metrics["boundary_threshold"] == 1.0
 
 
-def test_a_split_batch_with_the_common_threshold_equals_the_whole() -> None:
-    case = random_case(13, groups=2, max_turns=12)
-    whole = align_opsd(inputs_of(case))
-    for name in sorted(set(case["group"])):
-        rows = [m for m, i in enumerate(case["trajectory"]) if case["group"][i] == name]
-        mine = [i for i, g in enumerate(case["group"]) if g == name]
-        part = {key: [case[key][m] for m in rows] for key in ("turn", "mask", "student", "teacher", "valid")}
-        part |= {key: [case[key][m] for m in rows] for key in ("source_valid", "target_valid")}
-        part["trajectory"] = [mine.index(case["trajectory"][m]) for m in rows]
-        part["group"], part["reward"] = [name] * len(mine), [case["reward"][i] for i in mine]
-        part["similarity"] = [[case["similarity"][v][u] for u in rows] for v in rows]
-        place = {m: p for p, m in enumerate(rows)}
-        part["cross"] = {
-            (place[v], place[u]): scores for (v, u), scores in case["cross"].items() if v in place and u in place
-        }
-        got = align_opsd(inputs_of(part), threshold=whole.metrics["boundary_threshold"])
+def part_of(case, names: list[int]):
+    """The tasks ``names`` of a case as a case of their own, and their rows."""
+    rows = [m for m, i in enumerate(case["trajectory"]) if case["group"][i] in names]
+    mine = [i for i, g in enumerate(case["group"]) if g in names]
+    part = {key: [case[key][m] for m in rows] for key in ("turn", "mask", "student", "teacher", "valid")}
+    part |= {key: [case[key][m] for m in rows] for key in ("source_valid", "target_valid")}
+    part["trajectory"] = [mine.index(case["trajectory"][m]) for m in rows]
+    part["group"], part["reward"] = [case["group"][i] for i in mine], [case["reward"][i] for i in mine]
+    part["similarity"] = [[case["similarity"][v][u] for u in rows] for v in rows]
+    place = {m: p for p, m in enumerate(rows)}
+    part["cross"] = {
+        (place[v], place[u]): scores for (v, u), scores in case["cross"].items() if v in place and u in place
+    }
+    return part, rows
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_processes_that_share_a_threshold_equal_one_with_the_whole_batch(seed: int) -> None:
+    options = {"boundary_high": 0.9, "boundary_low": 0.0, "boundary_quantile": 0.6}
+    case = random_case(seed, groups=4, max_turns=12)
+    whole = align_opsd(inputs_of(case), **options)
+    names = sorted(set(case["group"]))
+    parts = [part_of(case, names[:1]), part_of(case, names[1:])]
+    gathered = torch.cat([boundary_divergences(inputs_of(part)) for part, _ in parts])
+    threshold = boundary_threshold(gathered, quantile=0.6, low=0.0, high=0.9)
+    assert threshold == whole.metrics["boundary_threshold"]
+    assert 0 < threshold < 0.9
+    own = []
+    for part, rows in parts:
+        got = align_opsd(inputs_of(part), threshold=threshold, **options)
+        assert torch.equal(got.details["spans"], whole.details["spans"][rows])
         torch.testing.assert_close(got.advantages, whole.advantages[rows], rtol=0, atol=1e-10)
+        own.append(align_opsd(inputs_of(part), **options).metrics["boundary_threshold"])
+    assert all(value != pytest.approx(threshold, rel=1e-3) for value in own)
+
+
+def test_a_batch_without_correspondence_has_no_divergences() -> None:
+    inputs = swap(inputs_of(random_case(0)), correspondence=None)
+    with pytest.raises(ValueError, match=r"boundary_divergences: inputs\.correspondence must be given, got None"):
+        boundary_divergences(inputs)
 
 
 def test_presets_are_registered_and_run() -> None:
