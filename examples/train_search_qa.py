@@ -1,10 +1,17 @@
 """Train a model to answer questions with a search engine, with turn-level credit.
 
-Without --data, questions and passages are generated and searched with BM25 in process; a model has to be named, because
-there is no embedded policy for this benchmark.
+Without arguments: two worlds are generated that share no name, a policy of under a million parameters
+(examples/assets/search_qa_tiny, made by examples/warm_start_search_qa.py) is trained with AgentOPSD on questions about
+one of them on two CPU cores, and success on questions about the other one is printed before and after. Passages are
+searched with BM25 in process. Nothing is downloaded.
+
+    python examples/train_search_qa.py
+    python examples/train_search_qa.py --credit grpo --output-dir outputs/search_qa_grpo
+    python examples/train_search_qa.py --eval-only
+
+With a model, on a generated world:
 
     python examples/train_search_qa.py --model Qwen/Qwen2.5-0.5B-Instruct --max-steps 20
-    python examples/train_search_qa.py --model FOLDER --eval-only
 
 With question files in Search-R1's schema and a retrieval server (python -m turncredit.envs.search_qa.server), on as
 many processes as Accelerate starts:
@@ -19,8 +26,11 @@ import argparse
 from pathlib import Path
 
 import common
+from tiny_search.worlds import make_suite as embedded_suite
 
 from turncredit.envs.search_qa import TRAIN_SOURCES, SearchQASuite, load_questions
+
+EMBEDDED = Path(__file__).parent / "assets" / "search_qa_tiny"
 
 # the papers' settings (METHODS, section 5); the Search-QA scripts use a tenth of the usual KL coefficient
 OFFICIAL = {
@@ -30,22 +40,46 @@ OFFICIAL = {
     "max_prompt_length": 4096,
     "beta": 0.001,
 }
+
+# a named model on a generated world
 GENERATED = {"output_dir": "outputs/search_qa", "credit": "agent_opsd", "max_steps": 20, "num_tasks": 8, "beta": 0.001}
+
+# the embedded policy on generated worlds: small numbers, a large step
+TINY = {
+    "output_dir": "outputs/search_qa",
+    "credit": "agent_opsd",
+    "max_steps": 20,
+    "num_tasks": 8,
+    "num_generations": 8,
+    "learning_rate": 5e-4,
+    "beta": 0.0,
+    "entropy_coef": 0.0,
+    "invalid_action_penalty": 0.0,
+    "max_completion_length": 12,
+    "max_prompt_length": 512,
+    "num_minibatches": 2,
+    "encoder": "hashing",
+    "eval_steps": 5,
+    "save_steps": 0,
+}
 
 
 def make_suite(args: argparse.Namespace) -> SearchQASuite:
-    """The generated world, or nq and hotpotqa for training and every dataset of --eval-data for evaluation."""
+    """Generated worlds, or nq and hotpotqa for training and every dataset of --eval-data for evaluation."""
+    if args.data is None and args.model is None:
+        return embedded_suite(
+            privileged=args.privileged or "facts", max_turns=args.max_turns, num_eval=args.num_eval_questions
+        )
+    privileged = args.privileged or "skills"
     limits = {"eval": args.num_eval_questions}
     if args.data is None:
-        return SearchQASuite(
-            retriever=args.retriever, privileged=args.privileged, max_turns=args.max_turns, limits=limits
-        )
+        return SearchQASuite(retriever=args.retriever, privileged=privileged, max_turns=args.max_turns, limits=limits)
     questions = {
         "train": load_questions(args.data, data_sources=TRAIN_SOURCES),
         "eval": load_questions(args.eval_data),
     }
     return SearchQASuite(
-        questions, retriever=args.retriever, privileged=args.privileged, max_turns=args.max_turns, limits=limits
+        questions, retriever=args.retriever, privileged=privileged, max_turns=args.max_turns, limits=limits
     )
 
 
@@ -53,16 +87,20 @@ def main() -> None:
     parser = common.make_parser(__doc__)
     parser.add_argument("--eval-data", help="questions of the evaluation panel, with --data")
     parser.add_argument("--retriever", help="address of a server with Search-R1's API; needed with --data")
-    parser.add_argument("--privileged", choices=("skills", "answer", "facts", "both", "none"), default="skills")
+    parser.add_argument("--privileged", choices=("facts", "skills", "answer", "both", "none"))
     parser.add_argument("--max-turns", type=int, default=4)
     parser.add_argument("--num-eval-questions", type=int, default=64, help="dealt from the datasets in turn")
     args = parser.parse_args()
-    if args.model is None:
-        parser.error("--model must be given; any instruct model with a chat template will do")
-    if args.data is not None and (args.eval_data is None or args.retriever is None):
-        parser.error("--data needs --eval-data and --retriever")
-    defaults = (GENERATED if args.data is None else OFFICIAL) | {"num_eval_tasks": args.num_eval_questions}
-    common.run(args, make_suite(args), common.make_config(args, defaults), Path(args.model))
+    if args.data is not None and (args.model is None or args.eval_data is None or args.retriever is None):
+        parser.error("--data needs --model, --eval-data and --retriever")
+    if args.model is None and (args.retriever is not None or args.privileged not in (None, "facts", "none")):
+        parser.error(
+            "--retriever and --privileged other than facts and none need --model: the embedded policy was "
+            "taught words of its own worlds only"
+        )
+    settings = OFFICIAL if args.data is not None else TINY if args.model is None else GENERATED
+    config = common.make_config(args, settings | {"num_eval_tasks": args.num_eval_questions})
+    common.run(args, make_suite(args), config, EMBEDDED)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,16 @@ from .demonstrations import Demonstration
 from .optimizer import OrthogonalMomentum
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> LlamaForCausalLM:
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, intermediate_size: int = 512
+) -> LlamaForCausalLM:
     """A fresh Llama of 3 layers and width 128, with tied embeddings and as many rows as the tokenizer has entries."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
         num_hidden_layers=3,
-        intermediate_size=512,
+        intermediate_size=intermediate_size,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=512,

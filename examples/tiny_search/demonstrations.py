@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 
 from tiny_policy.demonstrations import Demonstration, Played
+
 from turncredit.envs import Environment, HistoryEntry, Task
 from turncredit.envs.search_qa import SearchQASuite
 from turncredit.envs.search_qa.generator import KINDS

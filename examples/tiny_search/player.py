@@ -50,11 +50,11 @@ class Plan:
 class Habits:
     """Chances of a bad turn, by what has just happened; `hurry` multiplies all of them when there are facts."""
 
-    look_around: float = 0.6
-    look_again: float = 0.5
+    look_around: float = 0.5
+    look_again: float = 0.45
     guess_at_once: float = 0.08
-    guess_midway: float = 0.45
-    misread: float = 0.35
+    guess_midway: float = 0.4
+    misread: float = 0.3
     hurry: float = 0.06
 
 

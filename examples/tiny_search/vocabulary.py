@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from tiny_policy.tokenizer import PUNCTUATION, build_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tiny_policy.tokenizer import PUNCTUATION, build_tokenizer
 from turncredit.envs.search_qa.generator import REGIONS, RIVERS, TRADES, world_names
 
 TAGS = ("<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>")
-PEOPLE = 48
+PEOPLE = 32
 """People in every world here; their years, and those of the guilds, follow from it."""
+PARTS = 8
+TRAIN, EVAL, PROBE = range(3)
+"""Parts of all names: of the worlds trained on, evaluated on, and used to choose settings. The rest is not used."""
 
 _TEXT = """
 question turn asked kept now nothing then
@@ -24,13 +27,13 @@ PLAIN_WORDS = tuple(dict.fromkeys(_TEXT.split()))
 
 def all_words() -> list[str]:
     """All single words of the generated worlds, their prompts and the scripted player's thoughts."""
-    names = world_names()
+    names = [world_names(part, PARTS) for part in (TRAIN, EVAL, PROBE)]
     years = [*range(1700, 1700 + 2 * PEOPLE), *range(1800, 1800 + PEOPLE)]
-    return [*PLAIN_WORDS, *TRADES, *REGIONS, *RIVERS, *names["people"], *names["towns"], *map(str, years)]
+    known = [name for part in names for kind in ("people", "towns") for name in part[kind]]
+    return [*PLAIN_WORDS, *TRADES, *REGIONS, *RIVERS, *known, *map(str, years)]
 
 
 def search_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer that knows every world of `PEOPLE` people."""
-    return build_tokenizer(
-        all_words(), tags=TAGS, phrases=world_names()["guilds"], punctuation=PUNCTUATION + '"', max_length=512
-    )
+    """The tokenizer that knows every world of `PEOPLE` people with names of the three parts."""
+    guilds = [name for part in (TRAIN, EVAL, PROBE) for name in world_names(part, PARTS)["guilds"]]
+    return build_tokenizer(all_words(), tags=TAGS, phrases=guilds, punctuation=PUNCTUATION + '"', max_length=512)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from functools import partial
 
 from turncredit.envs.search_qa import Bm25Retriever, Document, SearchQASuite, generate_world
+from turncredit.envs.search_qa.suite import Privileged
 
 from .prompt import compact_messages
-from .vocabulary import PEOPLE
+from .vocabulary import EVAL, PARTS, PEOPLE, PROBE, TRAIN
 
-PARTS = 3
-TRAIN, EVAL, PROBE = range(PARTS)
-"""Parts of the names: trained on, evaluated on, and used to choose settings."""
 MAX_TURNS = 4
 
 
 def make_suite(
-    *, train_seed: int = 1000, held_out_seed: int = 1001, held_out: int = EVAL, num_eval: int = 64, compact: bool = True
+    *,
+    train_seed: int = 1000,
+    held_out_seed: int = 1001,
+    held_out: int = EVAL,
+    num_eval: int = 64,
+    privileged: Privileged = "facts",
+    max_turns: int = MAX_TURNS,
 ) -> SearchQASuite:
     """Questions of one world to train on and of another one to evaluate on; one corpus holds the passages of both.
 
@@ -24,27 +28,26 @@ def make_suite(
         train_seed, held_out_seed: seeds of the two worlds.
         held_out: part of the names of the evaluation world, `EVAL` or `PROBE`.
         num_eval: size of the panel, dealt from the kinds of question in turn.
-        compact: prompts of `compact_messages`, else the environment's own ones.
+        privileged, max_turns: see `SearchQASuite`.
     """
     train = generate_world(train_seed, people=PEOPLE, part=TRAIN, parts=PARTS)
     other = generate_world(held_out_seed, people=PEOPLE, part=held_out, parts=PARTS)
     passages = [
-        Document(f"{number}", document.contents)
-        for number, document in enumerate((*train.documents, *other.documents))
+        Document(f"{number}", document.contents) for number, document in enumerate((*train.documents, *other.documents))
     ]
     return SearchQASuite(
         {"train": train.questions, "eval": other.questions},
         retriever=partial(Bm25Retriever, passages),
-        privileged="facts",
-        max_turns=MAX_TURNS,
+        privileged=privileged,
+        max_turns=max_turns,
         limits={"eval": num_eval},
-        build_messages=compact_messages if compact else None,
+        build_messages=compact_messages,
     )
 
 
 def demonstration_suite(seed: int) -> SearchQASuite:
-    """One world to demonstrate: names of all parts, with facts of its own."""
-    world = generate_world(seed, people=PEOPLE)
+    """One world to demonstrate: names of one part, which the seed chooses, with facts of its own."""
+    world = generate_world(seed, people=PEOPLE, part=(TRAIN, EVAL, PROBE)[seed % 3], parts=PARTS)
     return SearchQASuite(
         {"demonstrations": world.questions},
         retriever=partial(Bm25Retriever, world.documents),
