@@ -27,6 +27,7 @@ from ._frame import (
     turn_labels,
     turn_means,
 )
+from ._group import cells, links, span_frames
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,8 +104,8 @@ def plot_group(
 ) -> Figure:
     """The siblings of a group under each other, turns coloured by their credit against the trajectory's mean.
 
-    Arrows lead from a turn to the turn of a neighbouring sibling whose tokens its privileged context scores, darker for
-    greater similarity; those between siblings further apart are left out.
+    Turns of one span stand in one frame. Arrows lead from a turn to the turn of a neighbouring sibling whose tokens its
+    privileged context scores, darker for greater similarity; those between siblings further apart are left out.
 
     Args:
         credit: what a method returned.
@@ -138,16 +139,23 @@ def plot_group(
     longest = max(len(rows) for rows in tracks)
     figure = new_figure(where, max(7.0, 2.2 + 1.0 * longest), 1.5 + 1.05 * len(members))
     axes = figure.subplots()
-    image = _cells(axes, place, values, offsets, limit, labels)
-    _links(axes, inputs, place)
-    names = [f"{member}   return {float(inputs.rewards[member]):g}" for member in members]
+    image = cells(axes, place, values, offsets, limit, labels)
+    links(axes, inputs, place)
+    if "spans" in credit.details:
+        span_frames(axes, tracks, credit.details["spans"])
+    names = [f"trajectory {member}\nreturn {float(inputs.rewards[member]):g}" for member in members]
     axes.set(xlim=(-0.6, longest - 0.4), ylim=(len(members) - 0.4, -0.6), xlabel="turn")
     axes.set_yticks(range(len(members)), names)
     axes.set_xticks(range(longest), [str(turn + 1) for turn in range(longest)])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     figure.colorbar(image, ax=axes, shrink=0.7, label="credit of the turn minus the trajectory's mean")
-    figure.suptitle(label(title or f"Group {group}", 90), fontsize=11)
+    legend = ["number: credit of the turn"]
+    if "spans" in credit.details:
+        legend.append("frame: span")
+    if inputs.correspondence is not None and inputs.correspondence.sources is not None:
+        legend.append("arrow: from a source to the turn it scores, darker if more alike")
+    figure.suptitle(label(title or f"Group {group}", 90) + f"\n{'; '.join(legend)}", fontsize=11)
     return figure
 
 
@@ -271,62 +279,3 @@ def _spans(axes: Any, credit: Credit, rows: Tensor) -> None:
             if turn < len(spans):
                 axes.axvline(turn - 0.5, color="0.45", lw=1, ls="--", zorder=1)
             start = turn
-
-
-def _cells(
-    axes: Any, place: dict[int, tuple[int, int]], values: Tensor, offsets: Tensor, limit: float, labels: Any
-) -> Any:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.patches import FancyBboxPatch
-
-    shades = diverging()
-    image = ScalarMappable(Normalize(-limit, limit), shades)
-    for row, (turn, level) in place.items():
-        value = float(values[row])
-        box = FancyBboxPatch(
-            (turn - 0.42, level - 0.26), 0.84, 0.52, boxstyle="round,pad=0,rounding_size=0.08",
-            facecolor=shades((float(offsets[row]) + limit) / (2 * limit)), edgecolor="0.35", lw=0.6, zorder=3,
-        )  # fmt: skip
-        axes.add_patch(box)
-        number = decimal(value, "+")
-        text = number if labels is None else f"{_wrapped(labels[row])}\n{number}"
-        dark = abs(float(offsets[row])) > 0.7 * limit
-        axes.text(turn, level, text, ha="center", va="center", fontsize=7, zorder=4, color="white" if dark else INK)
-    return image
-
-
-def _wrapped(text: str, width: int = 13) -> str:
-    """At most two short lines."""
-    words, lines = text.split(), [""]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    kept = [label(line, width) for line in lines[:2]]
-    if len(lines) > 2:
-        kept[1] = label(lines[1] + "…", width)
-    return "\n".join(kept)
-
-
-def _links(axes: Any, inputs: CreditInputs, place: dict[int, tuple[int, int]]) -> None:
-    sources = None if inputs.correspondence is None else inputs.correspondence.sources
-    if sources is None:
-        return
-    from matplotlib.patches import FancyArrowPatch
-
-    pairs = zip(sources.source.tolist(), sources.target.tolist(), sources.similarity.tolist(), strict=True)
-    floor = sources.similarity_threshold
-    for source, target, similarity in pairs:
-        if source not in place or target not in place or abs(place[source][1] - place[target][1]) != 1:
-            continue
-        (x0, y0), (x1, y1) = place[source], place[target]
-        strength = min(max((similarity - floor) / max(1 - floor, 1e-6), 0.0), 1.0)
-        down = 0.26 if y1 > y0 else -0.26
-        axes.add_patch(
-            FancyArrowPatch(
-                (x0, y0 + down), (x1, y1 - down), arrowstyle="->", mutation_scale=9, lw=0.5 + 1.3 * strength,
-                alpha=0.25 + 0.6 * strength, color=INK, shrinkA=0, shrinkB=0,
-            )
-        )  # fmt: skip
