@@ -46,6 +46,7 @@ GENERATED = {
     "max_prompt_length": 384,
     "num_minibatches": 2,
     "encoder": "hashing",
+    "num_workers": 0,
     "eval_steps": 5,
     "save_steps": 0,
 }

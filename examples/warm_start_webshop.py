@@ -20,7 +20,7 @@ from tiny_policy.demonstrations import Demonstration
 from tiny_policy.training import build_model, encode, imitate
 from tiny_shop.demonstrations import MAX_TURNS, demonstrate, embedded_suite
 from tiny_shop.player import Habits
-from tiny_shop.vocabulary import shop_tokenizer
+from tiny_shop.vocabulary import copying_rows, shop_tokenizer
 
 from turncredit.envs.webshop import WebShopSuite
 from turncredit.rollout import RolloutCollector, SamplingConfig
@@ -32,9 +32,10 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", default="outputs/webshop_tiny", help="folder to write the policy to")
-    parser.add_argument("--episodes-per-goal", type=int, default=3, help="episodes without, and as many with the hint")
-    parser.add_argument("--rows", type=int, default=40000, help="turns to train on, at most; one pass")
-    parser.add_argument("--eval-goals", type=int, default=200, help="unseen goals to measure on; 0 leaves it out")
+    parser.add_argument("--episodes-per-goal", type=int, default=2, help="episodes without, and as many with the hint")
+    parser.add_argument("--rows", type=int, default=30000, help="turns to train on, at most; one pass")
+    parser.add_argument("--copying-rows", type=int, default=12800, help="lists of names to repeat before that")
+    parser.add_argument("--eval-goals", type=int, default=100, help="unseen goals to measure on; 0 leaves it out")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -54,7 +55,16 @@ def main() -> None:
         if step % 100 == 0 or step == steps - 1:
             print(f"step {step}/{steps}: {loss:.3f} nats a token, {time.time() - start:.0f} s", flush=True)
 
-    imitate(model, [encode(tokenizer, row) for row in rows], seed=arguments.seed, report=report)
+    imitate(
+        model,
+        copying_rows(tokenizer, arguments.copying_rows, arguments.seed),
+        batch_size=64,
+        prompt_weight=0.0,
+        seed=arguments.seed,
+        report=report,
+    )
+    encoded = [encode(tokenizer, row) for row in rows]
+    imitate(model, encoded, prompt_weight=0.0, seed=arguments.seed, report=report)
     tokenizer.save_pretrained(arguments.output)
     model.save_pretrained(arguments.output)
     if arguments.eval_goals:

@@ -1,10 +1,10 @@
 """A scripted shopper that knows how to shop and has bad habits: the source of the warm start.
 
-Without a hint it often searches for the kind of thing alone, opens the first result without reading the line, turns
-pages and reads descriptions for nothing, clicks a value that nobody wants, and buys with options left out or before it
-knows the properties. With a hint it opens the product meant and hardly ever does any of that. A policy that imitates
-both buys the wrong thing on its own and not with the hint; which turns were to blame is left to be learned from
-reward. The player reads its notes and the hint only, never the shop.
+Without a hint it often searches for the kind of thing alone, opens any result without reading the line, turns pages and
+reads descriptions for nothing, and buys with options left out or before it knows the properties. With a hint it opens
+the product meant and hardly ever does any of that. A policy that imitates both buys the wrong thing on its own and not
+with the hint; which turns were to blame is left to be learned from reward. The player reads its notes and the hint
+only, never the shop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .prompt import Notebook
+from .prompt import LISTED, Notebook
 
 _HINTED_PRODUCT = re.compile(r'the product meant is "(?P<title>[^"]+)" \((?P<id>\w+)\)')
 
@@ -26,22 +26,20 @@ class Habits:
     Args:
         lazy_search: leaving properties or options out of the query.
         turn_page: clicking "next" on the first page of results instead of choosing from it.
-        first_hit: opening the first line, whatever it says.
+        careless: opening any line, whatever it says.
         read_on: opening the description or the reviews of a product just opened.
         skip_features: never checking the properties.
-        wrong_value: clicking a value that was not asked for.
         forget_option: buying with one more option to choose; drawn each time.
         settle: buying a product although it lacks a wanted value or property, or is too dear.
         hurry: what a hint leaves of all of these.
     """
 
-    lazy_search: float = 0.5
+    lazy_search: float = 0.6
     turn_page: float = 0.15
-    first_hit: float = 0.4
-    read_on: float = 0.35
+    careless: float = 0.4
+    read_on: float = 0.45
     skip_features: float = 0.5
-    wrong_value: float = 0.1
-    forget_option: float = 0.3
+    forget_option: float = 0.4
     settle: float = 0.35
     hurry: float = 0.1
 
@@ -83,7 +81,7 @@ def next_move(notes: Notebook, hint: str | None, rng: random.Random, habits: Hab
     if notes.page == "search":
         return _search(notes, slips(habits.lazy_search), rng)
     if notes.page == "results":
-        return _find_again(notes, *told) if told else _choose_hit(notes, slips, habits)
+        return _find_again(notes, *told) if told else _choose_hit(notes, slips, habits, rng)
     if notes.page == "sub":
         return Move("back", "click[< prev]")
     return _handle_item(notes, told[0] if told else None, slips, habits, rng)
@@ -99,37 +97,34 @@ def _search(notes: Notebook, lazy: bool, rng: random.Random) -> Move:
 
 def _find_again(notes: Notebook, product: str, title: str) -> Move:
     """With a hint: open the product meant, or search for its brand, line and kind where it is not listed."""
-    if product in (hit.id for hit in notes.hits):
+    if product in (*notes.fitting[:LISTED], *notes.rest[:LISTED]):
         return Move("open it", f"click[{product}]")
     return Move("search", f"search[{title.partition(',')[0]}]")
 
 
-def _choose_hit(notes: Notebook, slips: Callable[[float], bool], habits: Habits) -> Move:
+def _choose_hit(notes: Notebook, slips: Callable[[float], bool], habits: Habits, rng: random.Random) -> Move:
     if notes.number == 1 and slips(habits.turn_page):
         return Move("look on", "click[next >]")
-    if notes.hits and slips(habits.first_hit):
-        return Move("open first", f"click[{notes.hits[0].id}]")
-    fitting = [hit for hit in notes.hits if not hit.dear and not hit.other and hit.id not in notes.opened]
-    if fitting:
-        return Move("open it", f"click[{max(fitting, key=lambda hit: len(hit.properties)).id}]")
+    listed = [*notes.fitting[:LISTED], *notes.rest[:LISTED]]
+    if listed and slips(habits.careless):
+        return Move("open any", f"click[{rng.choice(listed)}]")
+    if notes.fitting:
+        return Move("open it", f"click[{notes.fitting[0]}]")
     return Move("look on", "click[next >]") if notes.number < 3 else Move("back", "click[back to search]")
 
 
 def _handle_item(
     notes: Notebook, meant: str | None, slips: Callable[[float], bool], habits: Habits, rng: random.Random
 ) -> Move:
-    wish, read = notes.wish, notes.item in notes.looked
+    read = notes.item in notes.looked
     if not notes.choice and not read and slips(habits.read_on):
         return Move("read", f"click[{rng.choice(('description', 'reviews'))}]")
-    complete = len(notes.properties) == len(wish.properties)
-    unfit = notes.dear or any(value not in notes.offers for value in notes.missing) or (read and not complete)
+    complete = len(notes.properties) == len(notes.wish.properties)
+    unfit = notes.dear or bool(notes.lacking) or (read and not complete)
     if (unfit if meant is None else meant != notes.item) and not slips(habits.settle):
         return Move("back", "click[< prev]")
-    left = [value for value in notes.missing if value in notes.offers]
-    if left and not slips(habits.forget_option):
-        unwanted = [value for value in notes.offers if value not in wish.options.values()]
-        wrong = unwanted and slips(habits.wrong_value)
-        return Move("choose", f"click[{rng.choice(unwanted) if wrong else left[0]}]")
-    if not left and not complete and not read and meant is None and not slips(habits.skip_features):
+    if notes.left and not slips(habits.forget_option):
+        return Move("choose", f"click[{notes.left[0]}]")
+    if not notes.left and not complete and not read and meant is None and not slips(habits.skip_features):
         return Move("check", "click[features]")
     return Move("buy", "click[buy now]")

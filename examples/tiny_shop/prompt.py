@@ -16,6 +16,9 @@ from turncredit.envs import HistoryEntry, Message, Observation, Task
 LAST_ACTIONS = 2
 """How many past actions a prompt repeats."""
 
+LISTED = 6
+"""How many fitting results, and how many others, a prompt lists."""
+
 _SEPARATOR = " [SEP] "
 _WISH = re.compile(
     r"(?:looking for|find|need) (?P<things>.+?) with (?P<wishes>.+?)"
@@ -49,13 +52,11 @@ class Hit:
 
     Args:
         id: product id, lower case.
-        properties: wished properties in its title.
         dear: whether its price may be over the limit.
         other: whether its title names another kind of thing.
     """
 
     id: str
-    properties: tuple[str, ...]
     dear: bool
     other: bool
 
@@ -91,9 +92,24 @@ class Notebook:
     looked: list[str] = field(default_factory=list)
 
     @property
-    def missing(self) -> list[str]:
-        """Wanted option values that were not chosen yet, in the order of the wish."""
-        return [value for value in self.wish.options.values() if value not in self.choice.values()]
+    def fitting(self) -> list[str]:
+        """Listed products of the right kind and price that were not opened yet, best match first."""
+        return [hit.id for hit in self.hits if not (hit.dear or hit.other or hit.id in self.opened)]
+
+    @property
+    def rest(self) -> list[str]:
+        """The other listed products."""
+        return [hit.id for hit in self.hits if hit.id not in self.fitting]
+
+    @property
+    def left(self) -> list[str]:
+        """Wanted option values that are offered and not chosen yet, in the order of the wish."""
+        return [v for v in self.wish.options.values() if v in self.offers and v not in self.choice.values()]
+
+    @property
+    def lacking(self) -> list[str]:
+        """Wanted option values that the product on display does not come in."""
+        return [value for value in self.wish.options.values() if value not in self.offers]
 
     @property
     def properties(self) -> list[str]:
@@ -122,7 +138,7 @@ class Notebook:
         self.number = int(parts[1].split()[1])
         rows = parts[parts.index("Next >") + 1 :]
         self.hits = tuple(
-            Hit(rows[i].lower(), self._named(rows[i + 1]), self._dear(rows[i + 2]), not self._is_kind(rows[i + 1]))
+            Hit(rows[i].lower(), self._dear(rows[i + 2]), not self._is_kind(rows[i + 1]))
             for i in range(0, len(rows) - 2, 3)
         )
 
@@ -198,13 +214,11 @@ def keep_notes(observations: Sequence[str], actions: Sequence[str]) -> Notebook:
 
 
 def render_notes(notes: Notebook, actions: Sequence[str]) -> str:
-    """A notebook and the last of all `actions` as the words of a prompt, about 50 tokens."""
+    """A notebook and the last of all `actions` as the words of a prompt, about 40 tokens."""
     wish = notes.wish
-    limit = "" if wish.limit == float("inf") else f"below {wish.limit:.2f}"
     lines = [
         ("want", f"{wish.things} {' '.join(wish.properties)}"),
         ("options", " ".join(wish.options.values())),
-        ("limit", limit),
         ("last", " then ".join(_short(action) for action in actions[-LAST_ACTIONS:])),
         ("page", f"{notes.page} {notes.number}" if notes.page == "results" else notes.page),
         *_page_lines(notes),
@@ -226,31 +240,17 @@ def _short(action: str) -> str:
 
 def _page_lines(notes: Notebook) -> list[tuple[str, str]]:
     if notes.page == "results":
-        words = [
-            [
-                hit.id,
-                *hit.properties,
-                *["over"] * hit.dear,
-                *["other"] * hit.other,
-                *["seen"] * (hit.id in notes.opened),
-            ]
-            for hit in notes.hits
-        ]
-        return [("hits", " ".join(word for hit in words for word in hit))]
+        return [("hits", " ".join(notes.fitting[:LISTED])), ("rest", " ".join(notes.rest[:LISTED]))]
     if notes.page == "search":
         return []
     state = [*["over"] * notes.dear, *["read"] * (notes.item in notes.looked)]
     return [
         ("item", " ".join([str(notes.item), *state])),
         ("found", " ".join(notes.properties)),
-        ("offers", " ".join(notes.offers)),
+        ("lacks", " ".join(notes.lacking)),
+        ("left", " ".join(notes.left)),
         ("chosen", " ".join(notes.choice.values())),
     ]
-
-
-def _hit_text(hit: Hit, notes: Notebook) -> str:
-    marks = {"over": hit.dear, "other": hit.other, "seen": hit.id in notes.opened}
-    return " ".join([hit.id, *hit.properties, *(mark for mark, holds in marks.items() if holds)])
 
 
 def _body(observation: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tiny_policy.tokenizer import build_tokenizer
+import random
+
+from tiny_policy.tokenizer import END, PAD, ROLES, UNKNOWN, build_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from turncredit.envs.webshop import Shop
@@ -11,12 +13,13 @@ from turncredit.envs.webshop.words import package_json
 VERBS = ("search", "click")
 PUNCTUATION = '.,:;"()-'
 MAX_LENGTH = 384
+SPECIAL = (PAD, UNKNOWN, END, *ROLES)
 
 _TEXT = """
-want options limit below last then nothing search page results item sub hits over other seen read found offers chosen
-hint for this task the product meant is properties that count are to choose price dollars
+want options last then nothing search page results item sub hits rest over read found lacks left chosen
+hint for this task the product meant is properties that count are to choose price limit dollars
 back to search < prev next > description features reviews buy now
-open it first look on go check choose
+open it any look on check choose
 """
 PLAIN_WORDS = tuple(_TEXT.split())
 """Words that do not depend on the shop."""
@@ -50,3 +53,19 @@ def shop_tokenizer(shop: Shop) -> PreTrainedTokenizerFast:
         verbs=VERBS,
         max_length=MAX_LENGTH,
     )
+
+
+def copying_rows(tokenizer: PreTrainedTokenizerFast, count: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """Lists of names to read and to repeat, as (prompt ids, response ids): most of the policy's work is copying names.
+
+    Args:
+        tokenizer: of `shop_tokenizer`.
+        count: number of rows.
+        seed: of the names, 12 in a row, drawn from the whole vocabulary without its first special tokens.
+    """
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        names = rng.sample(range(len(SPECIAL), len(tokenizer)), 12)
+        rows.append((names, names))
+    return rows
