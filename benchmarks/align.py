@@ -2,16 +2,15 @@
 
     python benchmarks/align.py
 
-prints a table over sizes. Times are CPU seconds of one thread, the best of several calls, so that another load on the
-machine does not count. At 1,024 trajectories and 8,192 turns of up to 512 tokens, segmentation with allocation takes
-less than a tenth of the loop's time.
+prints a table over sizes. Times are CPU milliseconds of one thread, medians of rounds in which everything of a row is
+measured once, so that another load on the machine meets all alike. At 1,024 trajectories and 8,192 turns of up to 512
+tokens, segmentation with allocation takes less than a tenth of the loop's time.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,10 @@ from turncredit.credit.registry import get_credit
 from turncredit.credit.sources import select_sources
 from turncredit.credit.spans import segment_spans
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import reference_align
-
-
-def best_of(function: Callable[[], object], repeats: int) -> float:
-    """CPU seconds of the fastest of ``repeats`` calls, after one to warm up."""
-    function()
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        function()
-        times.append(time.process_time() - start)
-    return min(times)
+from timing import in_turns
 
 
 def selection(name: str) -> dict[str, Any]:
@@ -80,8 +70,8 @@ def batch(
     )
 
 
-def measure(inputs: CreditInputs, repeats: int = 3) -> dict[str, float]:
-    """CPU seconds of segmentation with allocation and of the same as a loop, and of what surrounds them.
+def measure(inputs: CreditInputs, rounds: int = 5) -> dict[str, float]:
+    """CPU milliseconds of segmentation with allocation and of the same as a loop, and of what surrounds them.
 
     ``turns`` starts from the scores of the turns, ``tokens`` from the gaps of their tokens.
     """
@@ -134,15 +124,17 @@ def measure(inputs: CreditInputs, repeats: int = 3) -> dict[str, float]:
     difference = (fast_tokens() - torch.tensor(loop_tokens())).abs().max().item()
     if difference > 1e-4:
         raise RuntimeError(f"measure: both ways must agree, got a difference of {difference}; one of them is broken")
-    return {
-        "turns": best_of(fast, 10 * repeats),
-        "turns_loop": best_of(lambda: loop(plain, sizes), repeats),
-        "tokens": best_of(fast_tokens, 5 * repeats),
-        "tokens_loop": best_of(loop_tokens, 1),
-        "divergence": best_of(lambda: profile_divergence(correspondence, inputs.num_rows), repeats),
-        "align_opsd": best_of(lambda: align_opsd(inputs), repeats),
-        "read_both": best_of(lambda: (inputs.teacher_logprobs - inputs.student_logprobs).sum(), repeats),
+    teacher, student = inputs.teacher_logprobs, inputs.student_logprobs
+    functions = {
+        "turns": fast,
+        "turns_loop": lambda: loop(plain, sizes),
+        "tokens": fast_tokens,
+        "tokens_loop": loop_tokens,
+        "divergence": lambda: profile_divergence(correspondence, inputs.num_rows),
+        "align_opsd": lambda: align_opsd(inputs),
+        "read_both": lambda: (teacher - student).sum(),
     }
+    return in_turns(functions, time.process_time, rounds)
 
 
 def main() -> None:
@@ -155,10 +147,10 @@ def main() -> None:
     print("|---" * (4 + len(columns)) + "|")
     for trajectories in (128, 256, 512, 1024, 2048):
         inputs = batch(trajectories, 8, 512)
-        seconds = measure(inputs)
-        ratios = [f"{seconds[f'{name}_loop'] / seconds[name]:.1f}" for name in ("turns", "tokens")]
+        times = measure(inputs)
+        ratios = [f"{times[f'{name}_loop'] / times[name]:.1f}" for name in ("turns", "tokens")]
         cells = [str(trajectories), str(inputs.num_rows), *ratios]
-        print("| " + " | ".join(cells + [f"{seconds[name] * 1e3:.1f}" for name in columns]) + " |")
+        print("| " + " | ".join(cells + [f"{times[name]:.1f}" for name in columns]) + " |")
 
 
 if __name__ == "__main__":

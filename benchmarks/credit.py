@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -35,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import align
 import reference
+from timing import in_turns
 
 METHODS = ("grpo", "agent_opsd", "agent_opsd_token", "rlsd", "step_opsd", "gigpo")
 LOOPS = {
@@ -70,19 +70,6 @@ def batch(trajectories: int, turns: int, tokens: int) -> CreditInputs:
         span_mask=mask & (torch.arange(tokens)[None] >= lengths // 2),
         anchor_ids=torch.randint(0, 20, (rows,), generator=draw),
     )
-
-
-def in_turns(functions: dict[str, Callable[[], object]], clock: Callable[[], float], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each function over ``rounds`` rounds, each of which runs all of them once."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for count in range(rounds + 1):
-        for name, function in functions.items():
-            start = clock()
-            result = function()
-            if count:
-                times[name].append(1e3 * (clock() - start))
-            del result
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def size_of(value: object) -> int:

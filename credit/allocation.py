@@ -123,12 +123,12 @@ def hierarchical_density(
     span_tokens = segment_sum(counts, span_of, num_spans)
     members = segment_sum(used.to(counts.dtype), span_of, num_spans)
     span_signal = segment_sum(signal, span_of, num_spans) / members.clamp(min=1)
-    log_budget = _log_softmax(span_tokens.log() + span_signal, owner, num_trajectories)
-    log_counts = counts.log()
-    log_share = _log_softmax(log_counts + signal, span_of, num_spans)
-    total = segment_sum(counts, trajectory_ids, num_trajectories)
-    log_density = total.log()[trajectory_ids] + log_budget[span_of] + log_share - log_counts
-    density = torch.where(used, log_density.exp(), 1.0)
+    log_budget = span_tokens.log() + span_signal
+    log_budget = log_budget - _logsumexp(log_budget, owner, num_trajectories)[owner]
+    total = segment_sum(span_tokens, owner, num_trajectories)
+    # log n_k cancels: x_k = N beta_j exp(score_k / T_c) / sum_{k in j} n_k exp(score_k / T_c)
+    log_scale = total.log()[owner] + log_budget - _logsumexp(counts.log() + signal, span_of, num_spans)
+    density = torch.where(used, (signal + log_scale[span_of]).exp(), 1.0)
     return density, log_budget.exp().nan_to_num(0.0)[span_of]
 
 
@@ -164,9 +164,9 @@ def project_density(
     check_range(where, "upper", upper, 1, float("inf"), ")")
     _check_elements(where, trajectory_ids, density=density, token_counts=token_counts)
     x, counts = density.detach().to(wide(density.device)), token_counts.to(wide(density.device))
-    if not bool(torch.isfinite(torch.where(counts > 0, x, 0)).all()) or bool((counts < 0).any()):
-        raise ValueError(f"{where}: density must be finite and token_counts >= 0, got other values; check the inputs")
     x = torch.where(counts > 0, x, 1.0)
+    if not bool(torch.isfinite(x).all()) or bool((counts < 0).any()):
+        raise ValueError(f"{where}: density must be finite and token_counts >= 0, got other values; check the inputs")
     count = int(trajectory_ids.max()) + 1 if trajectory_ids.numel() else 0
     total, spent = segment_sum(counts, trajectory_ids, count), segment_sum(counts * x, trajectory_ids, count)
     outside = segment_sum((counts * ((x < lower) | (x > upper))).to(x.dtype), trajectory_ids, count)
@@ -222,11 +222,10 @@ def _chunks(ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield members, ids[members].unique(return_inverse=True)[1]
 
 
-def _log_softmax(logits: Tensor, ids: Tensor, count: int) -> Tensor:
-    """Log-softmax of ``[E]`` logits within segments; -inf logits keep -inf, a segment of them alone gives NaN."""
+def _logsumexp(logits: Tensor, ids: Tensor, count: int) -> Tensor:
+    """``[count]`` log of the sum of exp of ``[E]`` logits; NaN for a segment of -inf alone."""
     peak = logits.new_full((count,), -torch.inf).scatter_reduce_(0, ids, logits, "amax")
-    shifted = logits - peak[ids]
-    return shifted - segment_sum(shifted.exp(), ids, count).log()[ids]
+    return segment_sum((logits - peak[ids]).exp(), ids, count).log() + peak
 
 
 def _check_elements(where: str, trajectory_ids: Tensor, **others: Tensor) -> None:

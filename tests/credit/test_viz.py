@@ -90,7 +90,14 @@ def test_a_group_shows_every_turn_and_arrows_between_neighbours(batch: Synthetic
     members = (inputs.group_ids == 1).nonzero().flatten()
     rows = torch.isin(inputs.trajectory_ids, members)
     figure = plot_group(credit, inputs, 1)
-    assert len(figure.axes[0].findobj(FancyBboxPatch)) == int(rows.sum())
+    boxes = figure.axes[0].findobj(FancyBboxPatch)
+    frames = [box for box in boxes if box.get_zorder() < 1]
+    assert len(boxes) - len(frames) == int(rows.sum())
+    spans = credit.details["spans"]
+    pairs = {(int(inputs.trajectory_ids[row]), int(spans[row])) for row in rows.nonzero()}
+    assert len(frames) == len(pairs) > len(members)
+    assert sum(round(frame.get_width() + 0.06) for frame in frames) == int(rows.sum())
+    assert "frame: span; arrow:" in figure.get_suptitle()
     assert inputs.correspondence is not None
     assert inputs.correspondence.sources is not None
     source, target = inputs.correspondence.sources.source, inputs.correspondence.sources.target
@@ -98,7 +105,8 @@ def test_a_group_shows_every_turn_and_arrows_between_neighbours(batch: Synthetic
     assert len(figure.axes[0].findobj(FancyArrowPatch)) == int((near & rows[source]).sum())
     fewer = plot_group(credit, batch.inputs, 1, max_trajectories=2)
     first = torch.isin(inputs.trajectory_ids, members[:2])
-    assert len(fewer.axes[0].findobj(FancyBboxPatch)) == int(first.sum())
+    assert sum(box.get_zorder() > 1 for box in fewer.axes[0].findobj(FancyBboxPatch)) == int(first.sum())
+    assert "arrow" not in fewer.get_suptitle()
     assert not fewer.axes[0].findobj(FancyArrowPatch)
 
 
