@@ -38,7 +38,7 @@ class VectorIndex:
                 f"VectorIndex: vectors must be [N, D] with N > 0, got shape {list(vectors.shape)}; "
                 "pass one row per passage"
             )
-        self.size = int(vectors.shape[0])
+        self.size, self.width = map(int, vectors.shape)
         self._faiss = _faiss_index(vectors, backend) if backend != "torch" and device == "cpu" else None
         if backend == "faiss" and self._faiss is None:
             raise ValueError(f'VectorIndex: backend "faiss" must run on "cpu", got device {device!r}; use "torch"')
@@ -54,12 +54,22 @@ class VectorIndex:
 
         Returns:
             Places ``[Q, k] int64`` and scores ``[Q, k] float32``, best first.
+
+        Raises:
+            ValueError: the queries are not as wide as the passages, or `topk` is not positive.
         """
         import numpy as np
         import torch
 
         count = min(topk, self.size)
         queries = np.ascontiguousarray(queries, dtype=np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.width:
+            raise ValueError(
+                f"VectorIndex.search: queries must be [Q, {self.width}], got shape {list(queries.shape)}; "
+                "encode them with the passages' encoder"
+            )
+        if topk < 1:
+            raise ValueError(f"VectorIndex.search: topk must be at least 1, got {topk}; 3 is the usual value")
         if self._faiss is not None:
             scores, places = self._faiss.search(queries, count)
             return places, scores

@@ -112,6 +112,15 @@ def test_vector_index_names_faults(monkeypatch):
     assert VectorIndex(np.ones((2, 2))).backend == "torch"
 
 
+@pytest.mark.parametrize("backend", backends())
+def test_vector_index_refuses_queries_of_another_encoder(backend):
+    index = VectorIndex(np.ones((4, 3)), backend=backend)
+    with pytest.raises(ValueError, match=r"queries must be \[Q, 3\], got shape \[2, 5\]"):
+        index.search(np.ones((2, 5)), 1)
+    with pytest.raises(ValueError, match="topk must be at least 1, got 0"):
+        index.search(np.ones((2, 3)), 0)
+
+
 class Letters:
     """Stands in for a sentence encoder: counts letters, and remembers what it was given."""
 
