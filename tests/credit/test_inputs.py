@@ -145,6 +145,47 @@ def test_finite_values_whose_sum_overflows_pass() -> None:
     assert inputs.num_rows == 1
 
 
+def test_an_overflowing_sum_does_not_hide_a_bad_value() -> None:
+    teacher = torch.tensor([[3e38, 3e38, 3e38], [-1.0, -2.0, torch.nan]])
+    mask = torch.tensor([[True, True, True], [True, False, True]])
+    with pytest.raises(ValueError, match=r"teacher_logprobs must be finite .* got nan at row 1, token 2"):
+        replace(pair_of_rows(mask), teacher_logprobs=teacher)
+    mask[1, 2] = False
+    inputs = replace(pair_of_rows(mask), teacher_logprobs=teacher)
+    assert inputs.masked_sums.tolist() == [float("inf"), 0.0]
+
+
+def test_both_infinite_is_still_refused() -> None:
+    mask, infinite = torch.ones(2, 3).bool(), torch.full((2, 3), -torch.inf)
+    with pytest.raises(ValueError, match=r"student_logprobs must be finite .* got -inf at row 0, token 0"):
+        replace(pair_of_rows(mask), student_logprobs=infinite, teacher_logprobs=infinite)
+
+
+def pair_of_rows(mask: torch.Tensor) -> CreditInputs:
+    return CreditInputs(
+        response_mask=mask,
+        trajectory_ids=torch.tensor([0, 1]),
+        turn_ids=torch.tensor([0, 0]),
+        group_ids=torch.tensor([0, 0]),
+        rewards=torch.tensor([1.0, 0.0]),
+        successes=torch.tensor([1.0, 0.0]),
+        student_logprobs=torch.full(mask.shape, -1.0),
+    )
+
+
+def test_sums_and_counts_of_a_batch() -> None:
+    inputs = random_batch(2)
+    assert inputs.teacher_logprobs is not None
+    assert inputs.span_mask is not None
+    gap = torch.where(inputs.response_mask, inputs.teacher_logprobs - inputs.student_logprobs, 0.0)
+    torch.testing.assert_close(inputs.masked_sums, gap.sum(-1), rtol=0, atol=1e-12)
+    assert inputs.span_counts.tolist() == [sum(row) for row in inputs.span_mask.tolist()]
+    alone = replace(inputs, teacher_logprobs=None, span_mask=None)
+    student = torch.where(inputs.response_mask, inputs.student_logprobs, 0.0)
+    torch.testing.assert_close(alone.masked_sums, student.sum(-1), rtol=0, atol=1e-12)
+    assert alone.span_counts.tolist() == [0] * inputs.num_rows
+
+
 def test_properties_and_move() -> None:
     inputs = random_batch(0)
     assert inputs.turn_counts.tolist() == [

@@ -9,7 +9,7 @@ import reference
 import torch
 from credit_cases import random_batch
 
-from turncredit.credit import _masks, agent_opsd, gigpo, grpo, rlsd, step_opsd
+from turncredit.credit import _masks, _units, agent_opsd, gigpo, grpo, rlsd, step_opsd
 
 GROUPS = [{}, {"scale_rewards": False}, {"normalization_scope": "turn"}]
 AGENT = [
@@ -95,3 +95,45 @@ def test_large_batches_are_read_in_several_blocks(monkeypatch: pytest.MonkeyPatc
     check(step_opsd(inputs).advantages, reference.step_opsd(inputs))
     check(agent_opsd(inputs).advantages, reference.agent_opsd(inputs)[0])
     check(agent_opsd(inputs, granularity="token").advantages, reference.agent_opsd(inputs, granularity="token")[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"evidence_centering": "group", "evidence_scale": "group_std"}])
+def test_tokens_are_revised_in_parts_of_whole_groups(monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
+    inputs = random_batch(4, groups=6, gap=0.3)
+    whole = agent_opsd(inputs, granularity="token", **options)
+    monkeypatch.setattr(_units, "_TOKENS", 1)
+    parts = list(_units.whole_groups(inputs))
+    assert len(parts) == 6
+    assert sorted(torch.cat(parts).tolist()) == list(range(inputs.num_rows))
+    credit = agent_opsd(inputs, granularity="token", **options)
+    torch.testing.assert_close(credit.advantages, whole.advantages, rtol=0, atol=1e-12)
+    check(credit.advantages, reference.agent_opsd(inputs, granularity="token", **options)[0])
+    assert credit.metrics == pytest.approx(whole.metrics)
+    for name, value in whole.details.items():
+        torch.testing.assert_close(credit.details[name], value, rtol=0, atol=1e-12)
+
+
+def test_token_metrics_against_their_formulas() -> None:
+    inputs = random_batch(6, groups=3, gap=0.3)
+    inputs = replace(inputs, group_ids=torch.zeros_like(inputs.group_ids))
+    inputs = replace(inputs, rewards=torch.arange(inputs.num_trajectories).double() ** 3)  # nobody is at the mean
+    metrics = agent_opsd(inputs, granularity="token", lam=1.0).metrics
+    advantages, _ = reference.agent_opsd(inputs, granularity="token", lam=1.0)
+    plain = torch.tensor(reference.grpo(inputs), dtype=torch.float64)[inputs.response_mask]
+    weights = torch.tensor(advantages, dtype=torch.float64)[inputs.response_mask] / plain
+    assert metrics["weight_std"] == pytest.approx(float(weights.std(correction=0)))
+    clipped = ((weights - 1).abs() > 0.2 - 1e-12).double().mean()
+    assert 0 < metrics["weight_clip_share"] == pytest.approx(float(clipped))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("method", "loop"), [(rlsd, reference.rlsd), (step_opsd, reference.step_opsd)])
+def test_turn_weights_are_mean_factors(method, loop, seed: int) -> None:
+    inputs = random_batch(seed, gap=1.0)
+    plain = reference.trajectory_advantages(reference.Batch(inputs))
+    expected = []
+    for row, (values, sampled) in enumerate(zip(loop(inputs), inputs.response_mask.tolist(), strict=True)):
+        kept = [value for value, real in zip(values, sampled, strict=True) if real]
+        advantage = plain[int(inputs.trajectory_ids[row])]
+        expected.append(1.0 if advantage == 0 else sum(kept) / len(kept) / advantage)
+    check(method(inputs).turn_weights, expected)
