@@ -58,6 +58,7 @@ TINY = {
     "max_completion_length": 12,
     "max_prompt_length": 512,
     "num_minibatches": 2,
+    "num_workers": 0,
     "encoder": "hashing",
     "eval_steps": 5,
     "save_steps": 0,

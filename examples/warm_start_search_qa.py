@@ -21,7 +21,7 @@ from tiny_policy.training import build_model, encode, imitate
 from tiny_search.demonstrations import demonstrate
 from tiny_search.player import Habits
 from tiny_search.vocabulary import search_tokenizer
-from tiny_search.worlds import PROBE, make_suite
+from tiny_search.worlds import make_suite
 
 from turncredit.envs import TaskSuite
 from turncredit.rollout import RolloutCollector, SamplingConfig
@@ -31,43 +31,45 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", default="outputs/search_qa_tiny", help="folder to write the policy to")
-    parser.add_argument("--worlds", type=int, default=21, help="generated worlds to demonstrate")
-    parser.add_argument("--questions-per-kind", type=int, default=60, help="of a world, played without and with facts")
-    parser.add_argument("--rows", type=int, default=22000, help="turns to train on, at most; one pass")
-    parser.add_argument("--eval-questions", type=int, default=180, help="unseen questions to measure on; 0 for none")
+    parser.add_argument("--rounds", type=int, default=2, help="times to demonstrate new worlds and learn from them")
+    parser.add_argument("--worlds", type=int, default=72, help="generated worlds to demonstrate in a round")
+    parser.add_argument("--questions-per-kind", type=int, default=20, help="of a world, played without and with facts")
+    parser.add_argument("--rows", type=int, default=26000, help="turns of a round, at most; one pass")
+    parser.add_argument("--eval-questions", type=int, default=120, help="unseen questions to measure on; 0 for none")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def main() -> None:
-    """Demonstrations, tokenizer, training, measurement, in this order."""
+    """Tokenizer, rounds of demonstrations and training, measurement, in this order."""
     arguments = parse_arguments()
-    rows = collect(arguments)
     tokenizer = search_tokenizer()
-    model = build_model(tokenizer, seed=arguments.seed, intermediate_size=256)
+    model = build_model(tokenizer, seed=arguments.seed, intermediate_size=256, heads=2)
     size = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{size} parameters, {len(tokenizer)} tokens in the vocabulary, {len(rows)} turns", flush=True)
+    print(f"{size} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)
     start = time.time()
 
     def report(step: int, steps: int, loss: float) -> None:
         if step % 100 == 0 or step == steps - 1:
             print(f"step {step}/{steps}: {loss:.3f} nats a token, {time.time() - start:.0f} s", flush=True)
 
-    imitate(model, [encode(tokenizer, row) for row in rows], seed=arguments.seed, report=report)
+    for number in range(arguments.rounds):
+        rows = collect(arguments, range(number * arguments.worlds, (number + 1) * arguments.worlds))
+        imitate(model, [encode(tokenizer, row) for row in rows], seed=arguments.seed + number, report=report)
     tokenizer.save_pretrained(arguments.output)
     model.save_pretrained(arguments.output)
     if arguments.eval_questions:
-        suite = make_suite(held_out=PROBE, held_out_seed=1002, num_eval=arguments.eval_questions)
+        suite = make_suite(held_out_seed=1003, num_eval=arguments.eval_questions)
         lines = measure(model, tokenizer, suite, arguments.seed)
         print("\n".join(lines), flush=True)
         Path(arguments.output, "figures.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def collect(arguments: argparse.Namespace) -> list[Demonstration]:
-    """All demonstrated turns, at most as many as asked for, and a line on how well the scripted player did."""
+def collect(arguments: argparse.Namespace, worlds: range) -> list[Demonstration]:
+    """Turns demonstrated in some worlds, at most as many as asked for, and a line on how the scripted player did."""
     start = time.time()
     played = demonstrate(
-        range(arguments.worlds),
+        worlds,
         questions_per_kind=arguments.questions_per_kind,
         habits=Habits(),
         seed=arguments.seed,

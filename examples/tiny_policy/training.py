@@ -19,7 +19,7 @@ from .optimizer import OrthogonalMomentum
 
 
 def build_model(
-    tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, intermediate_size: int = 512
+    tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, intermediate_size: int = 512, heads: int = 4
 ) -> LlamaForCausalLM:
     """A fresh Llama of 3 layers and width 128, with tied embeddings and as many rows as the tokenizer has entries."""
     torch.manual_seed(seed)
@@ -28,8 +28,8 @@ def build_model(
         hidden_size=128,
         num_hidden_layers=3,
         intermediate_size=intermediate_size,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         max_position_embeddings=512,
         initializer_range=0.05,
         tie_word_embeddings=True,

@@ -1,4 +1,4 @@
-"""The worlds of the embedded default: names fall into three parts, so that training shares no name with evaluation."""
+"""The worlds of the embedded default: training shares no name with evaluation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from turncredit.envs.search_qa import Bm25Retriever, Document, SearchQASuite, ge
 from turncredit.envs.search_qa.suite import Privileged
 
 from .prompt import compact_messages
-from .vocabulary import EVAL, PARTS, PEOPLE, PROBE, TRAIN
+from .vocabulary import EVAL, PARTS, PEOPLE, TRAIN
 
 MAX_TURNS = 4
 
@@ -17,7 +17,6 @@ def make_suite(
     *,
     train_seed: int = 1000,
     held_out_seed: int = 1001,
-    held_out: int = EVAL,
     num_eval: int = 64,
     privileged: Privileged = "facts",
     max_turns: int = MAX_TURNS,
@@ -26,12 +25,11 @@ def make_suite(
 
     Args:
         train_seed, held_out_seed: seeds of the two worlds.
-        held_out: part of the names of the evaluation world, `EVAL` or `PROBE`.
         num_eval: size of the panel, dealt from the kinds of question in turn.
         privileged, max_turns: see `SearchQASuite`.
     """
     train = generate_world(train_seed, people=PEOPLE, part=TRAIN, parts=PARTS)
-    other = generate_world(held_out_seed, people=PEOPLE, part=held_out, parts=PARTS)
+    other = generate_world(held_out_seed, people=PEOPLE, part=EVAL, parts=PARTS)
     passages = [
         Document(f"{number}", document.contents) for number, document in enumerate((*train.documents, *other.documents))
     ]
@@ -47,7 +45,7 @@ def make_suite(
 
 def demonstration_suite(seed: int) -> SearchQASuite:
     """One world to demonstrate: names of one part, which the seed chooses, with facts of its own."""
-    world = generate_world(seed, people=PEOPLE, part=(TRAIN, EVAL, PROBE)[seed % 3], parts=PARTS)
+    world = generate_world(seed, people=PEOPLE, part=(TRAIN, EVAL)[seed % 2], parts=PARTS)
     return SearchQASuite(
         {"demonstrations": world.questions},
         retriever=partial(Bm25Retriever, world.documents),
