@@ -35,7 +35,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--episodes-per-goal", type=int, default=2, help="episodes without, and as many with the hint")
     parser.add_argument("--rows", type=int, default=30000, help="turns to train on, at most; one pass")
     parser.add_argument("--copying-rows", type=int, default=12800, help="lists of names to repeat before that")
-    parser.add_argument("--eval-goals", type=int, default=100, help="unseen goals to measure on; 0 leaves it out")
+    parser.add_argument("--eval-goals", type=int, default=200, help="unseen goals to measure on; 0 leaves it out")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -63,8 +63,7 @@ def main() -> None:
         seed=arguments.seed,
         report=report,
     )
-    encoded = [encode(tokenizer, row) for row in rows]
-    imitate(model, encoded, prompt_weight=0.0, seed=arguments.seed, report=report)
+    imitate(model, [encode(tokenizer, row) for row in rows], seed=arguments.seed, report=report)
     tokenizer.save_pretrained(arguments.output)
     model.save_pretrained(arguments.output)
     if arguments.eval_goals:

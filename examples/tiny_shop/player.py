@@ -34,12 +34,12 @@ class Habits:
         hurry: what a hint leaves of all of these.
     """
 
-    lazy_search: float = 0.6
+    lazy_search: float = 0.5
     turn_page: float = 0.15
     careless: float = 0.4
-    read_on: float = 0.45
+    read_on: float = 0.35
     skip_features: float = 0.5
-    forget_option: float = 0.4
+    forget_option: float = 0.3
     settle: float = 0.35
     hurry: float = 0.1
 
