@@ -312,13 +312,13 @@ class GRPOTrainer:
         """One or more epochs of minibatches; trajectories stay whole, every process takes the same steps."""
         config = self.config
         collected: list[dict[str, float]] = []
+        slots = config.num_tasks * config.num_generations
         for iteration in range(config.num_iterations):
-            labels = torch.unique(rows.trajectory_ids)
-            if config.num_minibatches > 1:
-                order = np.random.default_rng([config.seed, self.step, iteration]).permutation(len(labels))
-                labels = labels[torch.from_numpy(order)]
+            # over the slots of the whole update, so that a minibatch is the same however tasks are spread
+            order = np.random.default_rng([config.seed, self.step, iteration]).permutation(slots)
             for part in range(config.num_minibatches):
-                chosen = torch.isin(rows.trajectory_ids, labels[part :: config.num_minibatches])
+                wanted = torch.from_numpy(order[part :: config.num_minibatches])
+                chosen = torch.isin(rows.trajectory_ids, wanted)
                 metrics = accumulate_gradients(
                     self.accelerator,
                     self.scorer,

@@ -55,6 +55,7 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
         return
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
+    _make_state(scorer.optimizer)
     for name, parameter in _trainable(scorer):
         values = {key: value.to(accelerator.device) for key, value in saved["zero"][name].items()}
         safe_set_full_fp32_param(parameter, values["fp32"])
@@ -66,6 +67,18 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
     for state in _base(scorer).state.values():
         if "step" in state:
             state["step"] = torch.as_tensor(saved["step"], dtype=torch.float32)
+
+
+def _make_state(optimizer: Any) -> None:
+    """Moments of 0 where DeepSpeed has none before its first step, and the links from parameters to them."""
+    flat = getattr(optimizer, "fp32_partitioned_groups_flat", None)
+    for values in optimizer.single_partition_of_fp32_groups if flat is None else flat:
+        state = optimizer.optimizer.state[values]
+        if not state:
+            state["step"] = torch.zeros(())
+            state |= {key: torch.zeros_like(values) for key in _MOMENTS}
+    if flat is None:
+        optimizer._lazy_init_hp_params_optimizer_state()
 
 
 def _trainable(scorer: Any) -> list[tuple[str, Any]]:

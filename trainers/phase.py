@@ -92,11 +92,12 @@ class CreditPhase:
         moved[index[batch.trajectory_ids[(advantages != 0).any(1)]]] = True
         metrics["credit/groups"] = float(len(groups))
         metrics["credit/groups_without_advantage"] = float((~moved).sum())
+        slots = [t.group_id * self.config.num_generations + t.rollout_index for t in batch.trajectories]
         rows = TrainRows(
             batch.prompts,
             batch.responses,
             batch.response_mask,
-            batch.trajectory_ids,
+            torch.tensor(slots, dtype=torch.long)[batch.trajectory_ids],
             moved[index[batch.trajectory_ids]],
             advantages,
             old,

@@ -1,0 +1,63 @@
+"""Starts two processes of a test script with the environment that a launcher would give them; imports no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+def start(script: Path, *arguments: str, world: int = 2, **environment: str) -> list[subprocess.Popen]:
+    """`world` processes of `script`, told where to meet; output is captured."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")},
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")]),
+        **environment,
+    }
+    if world == 1:
+        common = {name: value for name, value in common.items() if not name.endswith("WORLD_SIZE")}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            env={**common, **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+
+
+def finish(processes: list[subprocess.Popen], timeout: float) -> list[tuple[int, str]]:
+    """Exit code and output of each; whatever still runs after `timeout` seconds is killed and shows as -9.
+
+    As a launcher does, the others get SIGTERM once one has failed, and SIGKILL ten seconds later.
+    """
+    import time
+
+    deadline = time.monotonic() + timeout
+    told = False
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if not told and any(process.poll() not in (None, 0) for process in processes):
+            told, deadline = True, min(deadline, time.monotonic() + 10)
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+    results = []
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        results.append((process.wait(), process.stdout.read()))
+    return results

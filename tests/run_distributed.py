@@ -1,0 +1,110 @@
+"""One of the processes of tests/trainers/test_distributed.py: python run_distributed.py STAGE FOLDER (-1: plain DDP)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
+from safetensors.torch import load_file
+from tiny import tiny_model, tiny_tokenizer
+from toy import ToySuite
+from transformers import AutoModelForCausalLM
+
+from turncredit.rollout import SamplingConfig
+from turncredit.trainers import GRPOConfig, GRPOTrainer
+
+SUITE = ToySuite(num_tasks=8, lenient=True)
+METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar")
+
+
+def make_accelerator(stage: int) -> Accelerator:
+    if stage < 0:
+        return Accelerator(cpu=True)
+    return Accelerator(
+        deepspeed_plugin=DeepSpeedPlugin(zero_stage=stage, zero3_init_flag=False),
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
+    )
+
+
+def config(folder: Path, **changes: Any) -> GRPOConfig:
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "num_tasks": 4,
+        "num_generations": 4,
+        "num_workers": 0,
+        "credit": "agent_opsd",
+        "learning_rate": 1e-2,
+        "beta": 0.01,
+        "eval_steps": 0,
+        "num_eval_tasks": 3,
+        "save_steps": 0,
+        "num_minibatches": 2,
+        "warmup_steps": 3,
+        "encoder": "hashing",
+        "sampling": SamplingConfig(max_completion_length=6),
+    }
+    return GRPOConfig(**{**settings, **changes})
+
+
+def trainer(accelerator: Accelerator, folder: Path, **changes: Any) -> GRPOTrainer:
+    return GRPOTrainer(
+        tiny_model(), tiny_tokenizer(), SUITE, config(folder, **changes), accelerator=accelerator
+    )
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(line: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in line.items() if not name.startswith("time/")}
+
+
+def saved(folder: Path, step: int = 4) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / f"step-{step:06d}" / "model" / "model.safetensors")
+
+
+def train_whole_and_in_parts(accelerator: Accelerator, folder: Path, method: str) -> None:
+    """4 updates, and 2 + resume + 2 in a second trainer, which begins with other weights and RNG states."""
+    with trainer(accelerator, folder / method / "whole", credit=method) as run:
+        run.train()
+    with trainer(accelerator, folder / method / "parts", credit=method) as run:
+        while run.step < 2:
+            run.train_step()
+        run.save()
+    torch.manual_seed(99 + accelerator.process_index)
+    with trainer(accelerator, folder / method / "parts", credit=method) as run:
+        run.train(resume_from=True)
+    if accelerator.is_main_process:
+        whole, parts = saved(folder / method / "whole"), saved(folder / method / "parts")
+        assert whole.keys() == parts.keys()
+        assert all(torch.equal(whole[name], parts[name]) for name in whole), method
+        by_step = {line["step"]: timeless(line) for line in lines(folder / method / "whole")}
+        later = [timeless(line) for line in lines(folder / method / "parts") if line["step"] > 2]
+        assert len(later) == 2
+        assert all(line == by_step[line["step"]] for line in later), method
+        AutoModelForCausalLM.from_pretrained(folder / method / "whole" / "checkpoints" / "step-000004" / "model")
+
+
+def main(stage: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    accelerator = make_accelerator(stage)
+    assert accelerator.num_processes == 2
+    for method in METHODS if stage in (-1, 3) else METHODS[:1]:
+        train_whole_and_in_parts(accelerator, folder, method)
+    if stage == 3:
+        with trainer(accelerator, folder / "synced", credit="align_opsd", ds3_gather_for_generation=False) as run:
+            run.train()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    print("finished", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,67 @@
+"""Two CPU processes, plain and under DeepSpeed ZeRO: one process's numbers, exact resume, no hang, ordinary files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from processes import finish, start
+from run_distributed import METHODS, SUITE, config, lines, saved
+from tiny import tiny_model, tiny_tokenizer
+
+from turncredit.trainers import GRPOTrainer
+
+SCRIPT = Path(__file__).parents[1] / "run_distributed.py"
+LEARNED = ("train/loss", "train/grad_norm", "train/kl", "train/ratio", "rollout/success", "rollout/turns")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same four updates of every method on one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    for method in METHODS:
+        with GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, config(folder / method, credit=method)) as run:
+            run.train()
+    return folder
+
+
+def assert_like_one_process(got: Path, expected: Path) -> None:
+    first, second = lines(got), lines(expected)
+    assert [line["step"] for line in first] == [line["step"] for line in second] == [0, 1, 2, 3, 4]
+    compared = 0
+    for ours, theirs in zip(first, second, strict=True):
+        for name in LEARNED:
+            assert (name in ours) == (name in theirs)
+            if name in ours:
+                assert ours[name] == pytest.approx(theirs[name], rel=2e-4, abs=1e-6), (name, ours["step"])
+                compared += 1
+    assert compared >= 15
+    weights, reference = saved(got), saved(expected)
+    for name, value in reference.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=2e-4)
+
+
+def run_pair(stage: int, folder: Path, **environment: str) -> None:
+    for code, output in finish(start(SCRIPT, str(stage), str(folder), **environment), timeout=300):
+        assert code == 0, output[-4000:]
+        assert "finished" in output
+
+
+def test_two_plain_processes(tmp_path, alone):
+    run_pair(-1, tmp_path, ACCELERATE_USE_CPU="true")
+    for method in METHODS:
+        assert_like_one_process(tmp_path / method / "whole", alone / method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_processes_under_zero(tmp_path, alone, stage):
+    pytest.importorskip("deepspeed")
+    run_pair(stage, tmp_path, DS_ACCELERATOR="cpu")
+    for method in METHODS if stage == 3 else METHODS[:1]:
+        assert_like_one_process(tmp_path / method / "whole", alone / method)
+    if stage == 3:  # weights that stay sharded while generating sample the same
+        assert lines(tmp_path / "synced")[-1]["rollout/success"] == lines(tmp_path / "align_opsd" / "whole")[-1][
+            "rollout/success"
+        ]
+        sharded, whole = saved(tmp_path / "synced"), saved(tmp_path / "align_opsd" / "whole")
+        assert all(torch.equal(sharded[name], whole[name]) for name in whole)
