@@ -76,7 +76,7 @@ def main() -> None:
         choices=("skills", "hint", "both", "none"),
         help="what the teacher reads: the hint with the embedded policy, skills with a model",
     )
-    parser.add_argument("--max-turns", type=int, help="turns per episode: 10 with the embedded policy, 15 with a model")
+    parser.add_argument("--max-turns", type=int, help="turns per episode: 8 with the embedded policy, 15 with a model")
     parser.add_argument("--num-eval-goals", type=int, default=64, help="the first so many goals of the eval split")
     args = parser.parse_args()
     if args.model is None and (args.data or args.goals != "synthetic"):
