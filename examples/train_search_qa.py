@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--retriever", help="address of a server with Search-R1's API; needed with --data")
     parser.add_argument("--privileged", choices=("facts", "skills", "answer", "both", "none"))
     parser.add_argument("--max-turns", type=int, default=4)
-    parser.add_argument("--num-eval-questions", type=int, default=64, help="dealt from the datasets in turn")
+    parser.add_argument("--num-eval-questions", type=int, help="size of the panel: 120 without --model, else 64")
     args = parser.parse_args()
     if args.data is not None and (args.model is None or args.eval_data is None or args.retriever is None):
         parser.error("--data needs --model, --eval-data and --retriever")
@@ -99,6 +99,7 @@ def main() -> None:
             "--retriever and --privileged other than facts and none need --model: the embedded policy was "
             "taught words of its own worlds only"
         )
+    args.num_eval_questions = args.num_eval_questions or (120 if args.model is None else 64)
     settings = OFFICIAL if args.data is not None else TINY if args.model is None else GENERATED
     config = common.make_config(args, settings | {"num_eval_tasks": args.num_eval_questions})
     common.run(args, make_suite(args), config, EMBEDDED)

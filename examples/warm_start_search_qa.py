@@ -31,17 +31,16 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", default="outputs/search_qa_tiny", help="folder to write the policy to")
-    parser.add_argument("--rounds", type=int, default=2, help="times to demonstrate new worlds and learn from them")
     parser.add_argument("--worlds", type=int, default=72, help="generated worlds to demonstrate in a round")
     parser.add_argument("--questions-per-kind", type=int, default=20, help="of a world, played without and with facts")
-    parser.add_argument("--rows", type=int, default=26000, help="turns of a round, at most; one pass")
+    parser.add_argument("--rows", type=int, nargs="+", default=[26000, 10000], help="turns of each round, at most")
     parser.add_argument("--eval-questions", type=int, default=120, help="unseen questions to measure on; 0 for none")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def main() -> None:
-    """Tokenizer, rounds of demonstrations and training, measurement, in this order."""
+    """Tokenizer, rounds of demonstrations and training (each at half the rate of the last), measurement."""
     arguments = parse_arguments()
     tokenizer = search_tokenizer()
     model = build_model(tokenizer, seed=arguments.seed, intermediate_size=256, heads=2)
@@ -53,9 +52,16 @@ def main() -> None:
         if step % 100 == 0 or step == steps - 1:
             print(f"step {step}/{steps}: {loss:.3f} nats a token, {time.time() - start:.0f} s", flush=True)
 
-    for number in range(arguments.rounds):
-        rows = collect(arguments, range(number * arguments.worlds, (number + 1) * arguments.worlds))
-        imitate(model, [encode(tokenizer, row) for row in rows], seed=arguments.seed + number, report=report)
+    for number, most in enumerate(arguments.rows):
+        rows = collect(arguments, range(number * arguments.worlds, (number + 1) * arguments.worlds))[:most]
+        imitate(
+            model,
+            [encode(tokenizer, row) for row in rows],
+            learning_rate=3e-3 / 2**number,
+            matrix_learning_rate=0.02 / 2**number,
+            seed=arguments.seed + number,
+            report=report,
+        )
     tokenizer.save_pretrained(arguments.output)
     model.save_pretrained(arguments.output)
     if arguments.eval_questions:
@@ -66,7 +72,7 @@ def main() -> None:
 
 
 def collect(arguments: argparse.Namespace, worlds: range) -> list[Demonstration]:
-    """Turns demonstrated in some worlds, at most as many as asked for, and a line on how the scripted player did."""
+    """All turns demonstrated in some worlds, and a line on how well the scripted player did."""
     start = time.time()
     played = demonstrate(
         worlds,
@@ -78,7 +84,7 @@ def collect(arguments: argparse.Namespace, worlds: range) -> list[Demonstration]
         right = [episode.success for episode in played if episode.hinted == informed]
         print(f"scripted player, facts {informed}: {sum(right) / len(right):.2f} answered of {len(right)}", flush=True)
     print(f"{len(played)} episodes in {time.time() - start:.0f} s", flush=True)
-    return [turn for episode in played for turn in episode.turns][: arguments.rows]
+    return [turn for episode in played for turn in episode.turns]
 
 
 def measure(model, tokenizer, suite: TaskSuite, seed: int) -> list[str]:
