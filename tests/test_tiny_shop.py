@@ -207,7 +207,7 @@ def test_the_tokenizer_knows_every_word_and_commands_survive_it(suite, tokenizer
 
     environment = WebShopEnv(suite.shop)
     for split in ("train", "eval", "test"):
-        for task in suite.tasks(split)[::90]:
+        for task in suite.tasks(split)[::250]:
             for hint in (None, suite.privileged_context(task)):
                 episode = play_episode(environment, task, hint, 15, Habits(hurry=1.0), random.Random(task.id))
                 for turn in episode.turns:
@@ -246,13 +246,13 @@ def test_the_shipped_folder_loads_and_plays(suite, shipped, tokenizer):
     sampling = SamplingConfig(temperature=0.4, max_completion_length=20)
     with RolloutCollector(model, loaded, suite, sampling, num_workers=0) as collector:
         found = {
-            privileged: collector.collect(suite.tasks("test")[:24], seed=0, privileged=privileged)
+            privileged: collector.collect(suite.tasks("test")[:16], seed=0, privileged=privileged)
             for privileged in (False, True)
         }
     turns = [turn for trajectory in found[False] for turn in trajectory.turns]
     assert sum(turn.valid for turn in turns) > 0.9 * len(turns)
     success = {privileged: sum(t.success for t in trajectories) for privileged, trajectories in found.items()}
-    assert success[True] > success[False] + 4
+    assert success[True] > success[False] + 3
 
 
 def test_one_update_of_the_examples_configuration(suite, shipped, tmp_path):
@@ -263,7 +263,7 @@ def test_one_update_of_the_examples_configuration(suite, shipped, tmp_path):
 
     options = train_webshop.GENERATED | {"num_tasks": 2, "num_generations": 4, "output_dir": str(tmp_path)}
     sampling = SamplingConfig(**{name: options.pop(name) for name in ("max_completion_length", "max_prompt_length")})
-    config = GRPOConfig(**options, num_workers=0, sampling=sampling)
+    config = GRPOConfig(**options, sampling=sampling)
     model, loaded = shipped
     before = model.lm_head.weight.detach().clone()
     with GRPOTrainer(model, loaded, suite, config) as trainer:
