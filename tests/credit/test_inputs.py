@@ -155,6 +155,13 @@ def test_an_overflowing_sum_does_not_hide_a_bad_value() -> None:
     assert inputs.masked_sums.tolist() == [float("inf"), 0.0]
 
 
+def test_padding_is_not_blamed_for_a_bad_row() -> None:
+    mask = torch.tensor([[True, True, True], [False, True, True]])
+    teacher = torch.tensor([[-1.0, -1.0, -1.0], [torch.nan, -2.0, torch.inf]])
+    with pytest.raises(ValueError, match="got inf at row 1, token 2; check the scoring pass"):
+        replace(pair_of_rows(mask), teacher_logprobs=teacher)
+
+
 def test_both_infinite_is_still_refused() -> None:
     mask, infinite = torch.ones(2, 3).bool(), torch.full((2, 3), -torch.inf)
     with pytest.raises(ValueError, match=r"student_logprobs must be finite .* got -inf at row 0, token 0"):
