@@ -232,7 +232,7 @@ def test_one_update_with_the_settings_of_the_example(shipped, tmp_path):
     )
     model, loaded = copy.deepcopy(shipped[0]), shipped[1]
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    config = GRPOConfig(**options, num_workers=0, sampling=sampling)
+    config = GRPOConfig(**options, sampling=sampling)
     with GRPOTrainer(model, loaded, make_suite(num_eval=6), config) as trainer:
         metrics = trainer.train_step()
     assert metrics["teacher/rows"] > 0
