@@ -226,7 +226,7 @@ def test_one_update_with_the_settings_of_the_example(shipped, tmp_path):
     from turncredit.rollout import SamplingConfig
     from turncredit.trainers import GRPOConfig, GRPOTrainer
 
-    options = dict(train_search_qa.TINY, output_dir=str(tmp_path), num_tasks=4, num_generations=4, num_eval_tasks=6)
+    options = dict(train_search_qa.TINY, output_dir=str(tmp_path), num_tasks=6, num_eval_tasks=6)
     sampling = SamplingConfig(
         max_completion_length=options.pop("max_completion_length"), max_prompt_length=options.pop("max_prompt_length")
     )
@@ -235,5 +235,6 @@ def test_one_update_with_the_settings_of_the_example(shipped, tmp_path):
     config = GRPOConfig(**options, sampling=sampling)
     with GRPOTrainer(model, loaded, make_suite(num_eval=6), config) as trainer:
         metrics = trainer.train_step()
+    assert 0 < metrics["rollout/success"] < 1
     assert metrics["teacher/rows"] > 0
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
