@@ -148,6 +148,15 @@ def test_player_without_habits_walks_the_chain_by_hand():
     assert moves[3].response == "<think> have region </think> <answer> highfell </answer>"
 
 
+def test_player_answers_a_comparison_with_the_earlier_one():
+    question = "Which was founded earlier, the Red Hare Guild or the Red Otter Guild?"
+    history = [HistoryEntry(question, "<search>red hare guild</search>")]
+    one = next_move(keep_notes(history, block(OTHER)), False, random.Random(0), STILL)
+    both = next_move(keep_notes(history, block(OTHER, GUILD)), False, random.Random(0), STILL)
+    assert one == Move("need year", "search", "red otter guild")
+    assert both == Move("have year", "answer", "red otter guild")
+
+
 def test_habits_make_the_share_of_bad_turns_they_name_and_facts_make_them_rare():
     notes, habits = keep_notes(*episode(1)), Habits(look_again=0.4, hurry=0.1)
     for informed, share in ((False, 0.4), (True, 0.04)):
