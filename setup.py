@@ -10,10 +10,11 @@ EXTRAS = {
     "webshop": ["bm25s>=0.2", "PyStemmer>=2.2"],
     "search": ["bm25s>=0.2", "PyStemmer>=2.2", "pyarrow>=14"],
     "viz": ["matplotlib>=3.7"],
+    "lora": ["peft>=0.17"],
 }
 EXTRAS["dev"] = ["pytest>=8", "hypothesis>=6.100", "nbclient", "ipykernel", "ruff>=0.6", "pyright>=1.1.390", "build"]
 EXTRAS["all"] = sorted(
-    {requirement for extra in ("alfworld", "webshop", "search", "viz") for requirement in EXTRAS[extra]}
+    {requirement for extra in ("alfworld", "webshop", "search", "viz", "lora") for requirement in EXTRAS[extra]}
 )
 
 packages = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 from turncredit.envs import TaskSuite
@@ -41,6 +43,12 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--mixed-precision", choices=("no", "bf16", "fp16"), default="no")
     parser.add_argument("--attn-implementation", help="sdpa, flash_attention_2 or eager")
     parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--lora-rank", type=int, help="train a LoRA adapter of this rank (needs turncredit[lora])")
+    parser.add_argument("--lora-alpha", type=int, help="its scale; twice the rank by default")
+    parser.add_argument("--lora-targets", default="all-linear", help="names of modules with commas, or all-linear")
+    parser.add_argument(
+        "--allow-changed-config", action="store_true", help="with --resume: go on although options differ"
+    )
     return parser
 
 
@@ -81,16 +89,37 @@ def load_policy(args: argparse.Namespace, embedded: Path) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(source)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    options = {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+    model = load_model(args, embedded)
     if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model, tokenizer
+
+
+def load_model(args: argparse.Namespace, embedded: Path) -> Any:
+    """The model's weights, a second time where a reference cannot be copied."""
+    options = {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
+    return AutoModelForCausalLM.from_pretrained(args.model or str(embedded), dtype=torch.float32, **options)
+
+
+def lora_config(args: argparse.Namespace) -> Any:
+    """The adapter that the flags ask for, or None."""
+    if args.lora_rank is None:
+        return None
+    from peft import LoraConfig
+
+    targets = args.lora_targets if args.lora_targets == "all-linear" else args.lora_targets.split(",")
+    alpha = args.lora_alpha or 2 * args.lora_rank
+    return LoraConfig(r=args.lora_rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
 
 
 def make_accelerator(args: argparse.Namespace) -> Accelerator:
     """Make this before anything else asks accelerate for its state: the first one decides on the processes."""
-    return Accelerator(mixed_precision=args.mixed_precision)
+    handlers: list[Any] = []
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        handlers.append(InitProcessGroupKwargs(backend="gloo"))  # DeepSpeed on a CPU
+    # a launcher's --mixed_precision counts where the flag is not used
+    precision = None if args.mixed_precision == "no" else args.mixed_precision
+    return Accelerator(mixed_precision=precision, kwargs_handlers=handlers)
 
 
 def run(
@@ -104,29 +133,47 @@ def run(
     set_seed(config.seed)
     accelerator = accelerator or make_accelerator(args)
     model, tokenizer = load_policy(args, embedded)
+    # weights that are sharded while they are loaded (zero3_init_flag) cannot be copied later
+    sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    reference = load_model(args, embedded) if sharded and config.beta > 0 and args.lora_rank is None else None
     say = print if accelerator.is_main_process else lambda *a, **k: None
     folder = Path(config.output_dir)
     with GRPOTrainer(
-        model, tokenizer, suite, config, accelerator=accelerator, progress=True, callbacks=[_Report(say)]
+        model,
+        tokenizer,
+        suite,
+        config,
+        accelerator=accelerator,
+        ref_model=reference,
+        peft_config=lora_config(args),
+        progress=True,
+        callbacks=[_Report(say)],
     ) as trainer:
         if args.eval_only:
             for privileged in (False, True):
                 metrics = trainer.evaluate(privileged=privileged)
                 say(json.dumps({name: round(value, 4) for name, value in metrics.items()}, indent=1))
             return
-        after = trainer.train(resume_from=args.resume)
-        if not accelerator.is_main_process:
-            return
-        save_trajectories(trainer.eval_trajectories, folder / "eval_trajectories.jsonl.gz")
-        log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        before = next((line["eval/success"] for line in log if "eval/success" in line), float("nan"))
-        say(
-            f"\nsuccess on {len(trainer.eval_tasks)} held-out tasks: {before:.3f} before, "
-            f"{after.get('eval/success', float('nan')):.3f} after {trainer.step} updates of {config.credit}"
-        )
-        if plot_learning_curve(log, folder / "learning_curve.png", f"{suite.name}, {config.credit}"):
-            say(f"learning curve: {folder / 'learning_curve.png'}")
-        say(f"metrics, completions, trajectories, checkpoints: {folder}")
+        after = trainer.train(resume_from=args.resume, allow_changed_config=args.allow_changed_config)
+        if accelerator.is_main_process:
+            _summary(trainer, after, say)
+    accelerator.end_training()
+
+
+def _summary(trainer: GRPOTrainer, after: dict[str, float], say: Callable[..., None]) -> None:
+    config, folder = trainer.config, trainer.folder
+    save_trajectories(trainer.eval_trajectories, folder / "eval_trajectories.jsonl.gz")
+    log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    first = next((line for line in log if "eval/success" in line), {})
+    for name, label in (("eval/success", "success"), ("eval/info/score", "score")):
+        if name in first and (name in after or name == "eval/success"):
+            say(
+                f"{label} on {len(trainer.eval_tasks)} held-out tasks: {first[name]:.3f} before, "
+                f"{after.get(name, float('nan')):.3f} after {trainer.step} updates of {config.credit}"
+            )
+    if plot_learning_curve(log, folder / "learning_curve.png", f"{trainer.suite.name}, {config.credit}"):
+        say(f"learning curve: {folder / 'learning_curve.png'}")
+    say(f"metrics, completions, trajectories, checkpoints: {folder}")
 
 
 class _Report(TrainerCallback):
@@ -166,8 +213,11 @@ def plot_learning_curve(log: list[dict[str, float]], path: Path, title: str) -> 
     for name, label, style in (
         ("rollout/success", "training rollouts (temperature 1)", {"color": "#9aa5b1", "lw": 1.2}),
         ("eval/success", "held-out tasks", {"color": "#d1495b", "lw": 2, "marker": "o"}),
+        ("eval/info/score", "held-out tasks, score", {"color": "#2e86ab", "lw": 1.5, "marker": "s", "ls": "--"}),
     ):
         points = [(line["step"], line[name]) for line in log if name in line]
+        if not points:
+            continue
         axes.plot(*zip(*points, strict=True), label=label, **style)
     axes.set(xlabel="update", ylabel="success", ylim=(0, 1), title=title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -11,6 +11,7 @@ from tiny import tiny_model
 
 from turncredit.rollout import PolicyScorer
 from turncredit.trainers import AuxiliaryLoss, GRPOConfig
+from turncredit.trainers.distributed import without_buffer_broadcasts
 from turncredit.trainers.optimization import TrainRows, accumulate_gradients
 
 GROUPS, TURNS = 8, (3, 1, 4, 2)
@@ -53,12 +54,28 @@ def config(**changes):
     return GRPOConfig(**{"beta": 0.05, "entropy_coef": 0.01, **changes})
 
 
+class Cramped(PolicyScorer):
+    """Runs out of memory while training on more than `max_rows` rows."""
+
+    def __init__(self, model, max_rows):
+        super().__init__(model)
+        self.max_rows = max_rows
+        self.failures = 0
+
+    def forward(self, input_ids, *arguments):
+        if len(input_ids) > self.max_rows:
+            self.failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().forward(input_ids, *arguments)
+
+
 CASES = {
     "4 + 4 groups": ("seq-mean-token-mean", (), None, 4),
     "6 + 2 groups": ("token-mean", (), None, 6),
     "one rank without variance": ("seq-mean-token-sum-norm", (0, 1, 2, 3), None, 4),
     "one rank without a row": ("token-mean", (), None, 0),
     "auxiliary term": ("token-mean", (1,), AuxiliaryLoss("sdar", coef=0.3), 3),
+    "one rank out of memory": ("token-mean", (), None, 4),
 }
 """Loss type, groups without advantage, auxiliary term, first group of the second rank."""
 
@@ -80,7 +97,10 @@ def run_rank(rank: int, world: int, port: int, folder: str) -> None:
     for name, (loss_type, dead_groups, auxiliary, split) in CASES.items():
         rows, groups = make_rows(dead_groups=dead_groups)
         mine = (groups < split if rank == 0 else groups >= split).nonzero().flatten()
-        scorer = accelerator.prepare(PolicyScorer(tiny_model()))
+        # 3 rows a micro-batch: rank 1 cannot hold them in this case, and both begin again with 2
+        cramped = name == "one rank out of memory" and rank == 1
+        bare = Cramped(tiny_model(), 2) if cramped else PolicyScorer(tiny_model())
+        scorer = without_buffer_broadcasts(accelerator.prepare(bare))
         metrics = accumulate_gradients(
             accelerator,
             scorer,

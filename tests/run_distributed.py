@@ -1,4 +1,7 @@
-"""One of the processes of tests/trainers/test_distributed.py: python run_distributed.py STAGE FOLDER (-1: plain DDP)."""
+"""One of two processes for tests: python run_distributed.py STAGE FOLDER.
+
+STAGE is a ZeRO stage, -1 for plain data parallelism, or ``fail``, where process 1 raises in the second update.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ from toy import ToySuite
 from transformers import AutoModelForCausalLM
 
 from turncredit.rollout import SamplingConfig
-from turncredit.trainers import GRPOConfig, GRPOTrainer
+from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
 
 SUITE = ToySuite(num_tasks=8, lenient=True)
 METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar")
+# a boundary threshold that is not clipped is the quantile over all processes
+OPTIONS = {"align_opsd": {"credit_options": {"boundary_low": 0.0, "boundary_high": 1.0, "similarity_threshold": 0.1}}}
 
 
 def make_accelerator(stage: int) -> Accelerator:
@@ -53,9 +58,8 @@ def config(folder: Path, **changes: Any) -> GRPOConfig:
 
 
 def trainer(accelerator: Accelerator, folder: Path, **changes: Any) -> GRPOTrainer:
-    return GRPOTrainer(
-        tiny_model(), tiny_tokenizer(), SUITE, config(folder, **changes), accelerator=accelerator
-    )
+    changes = {**OPTIONS.get(str(changes.get("credit")), {}), **changes}
+    return GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, config(folder, **changes), accelerator=accelerator)
 
 
 def lines(folder: Path) -> list[dict[str, float]]:
@@ -92,11 +96,30 @@ def train_whole_and_in_parts(accelerator: Accelerator, folder: Path, method: str
         AutoModelForCausalLM.from_pretrained(folder / method / "whole" / "checkpoints" / "step-000004" / "model")
 
 
+class Fail(TrainerCallback):
+    def on_credit(self, trainer: GRPOTrainer, inputs: Any, credit: Any) -> None:
+        if trainer.accelerator.process_index == 1 and trainer.step == 1:
+            raise RuntimeError("this process fails")
+
+
+def fail(folder: Path) -> None:
+    torch.set_num_threads(1)
+    accelerator = make_accelerator(-1)
+    settings = config(folder, credit="grpo")
+    run = GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, settings, accelerator=accelerator, callbacks=[Fail()])
+    run.train()
+
+
+def methods(stage: int) -> tuple[str, ...]:
+    """What a pair of processes trains: everything without DeepSpeed, teachers under ZeRO-3, one method else."""
+    return {-1: METHODS, 3: ("step_opsd", "align_opsd")}.get(stage, METHODS[:1])
+
+
 def main(stage: int, folder: Path) -> None:
     torch.set_num_threads(1)
     accelerator = make_accelerator(stage)
     assert accelerator.num_processes == 2
-    for method in METHODS if stage in (-1, 3) else METHODS[:1]:
+    for method in methods(stage):
         train_whole_and_in_parts(accelerator, folder, method)
     if stage == 3:
         with trainer(accelerator, folder / "synced", credit="align_opsd", ds3_gather_for_generation=False) as run:
@@ -107,4 +130,7 @@ def main(stage: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    if sys.argv[1] == "fail":
+        fail(Path(sys.argv[2]))
+    else:
+        main(int(sys.argv[1]), Path(sys.argv[2]))

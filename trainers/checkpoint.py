@@ -36,7 +36,8 @@ def write_checkpoint(root: Path, step: int, write: Callable[[Path], None]) -> Pa
     root.mkdir(parents=True, exist_ok=True)
     final = checkpoint_folder(root, step)
     temporary = root / f".{final.name}.{os.getpid()}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
+    for left in root.glob(".step-*.tmp"):  # by a run that was killed; a run has its folder to itself
+        shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir()
     try:
         write(temporary)

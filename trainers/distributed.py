@@ -44,6 +44,14 @@ def configure_deepspeed(accelerator: Any, max_grad_norm: float) -> None:
         settings["bf16"] = {**settings.get("bf16", {}), "enabled": True, "check_grad_overflow": True}
 
 
+def without_buffer_broadcasts(scorer: Any) -> Any:
+    """The prepared module, told not to send its buffers around before a forward pass: nothing writes them, and a
+    forward pass must not be a collective call, which a process that runs out of memory would make once more."""
+    if hasattr(scorer, "broadcast_buffers"):
+        scorer.broadcast_buffers = False
+    return scorer
+
+
 def agree_max(accelerator: Any, counts: Sequence[int]) -> list[int]:
     """The largest of each count over all processes; collective."""
     if accelerator.num_processes == 1:

@@ -141,6 +141,7 @@ class GRPOTrainer:
             not precise if config.recompute_logprobs is None else config.recompute_logprobs,
             self._generation,
             functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
+            gather_object if self.accelerator.num_processes > 1 else None,
         )
 
     def _make_collector(self) -> RolloutCollector:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..credit import Credit, CreditInputs, CreditMethod
+from ..credit import Credit, CreditInputs, CreditMethod, get_credit
 from ..credit.correspondence import Correspondence
 from ..credit.invalid_action import invalid_action_residual
+from ..credit.profiles import boundary_divergences, boundary_threshold
 from ..credit.rectification import rectify
 from ..envs import ParsedResponse, Task, TaskSuite
 from ..rollout.collector import RolloutCollector
@@ -53,6 +54,7 @@ class CreditPhase:
         recompute: score the sampled tokens again instead of trusting the sampler's log-probs.
         generation: the context in which the model generates.
         agree: see `score_responses`; given where every forward pass is a collective call.
+        pool: numbers of this process -> those of all processes; given where there are several.
     """
 
     scorer: Any
@@ -69,6 +71,7 @@ class CreditPhase:
     recompute: bool
     generation: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     agree: Agree | None = None
+    pool: Callable[[list[float]], list[float]] | None = None
 
     def __call__(self, batch: TurnBatch, step: int) -> PhaseResult:
         """Score and credit one batch; `step` is the number of updates done."""
@@ -84,7 +87,9 @@ class CreditPhase:
         advantages = torch.zeros(batch.response_mask.shape)
         if batch.turns:
             inputs = self._inputs(batch, old, teacher, correspondence)
-            credit = self.credit(inputs, step=step)
+        method = self._with_shared_threshold(inputs)
+        if inputs is not None:
+            credit = method(inputs, step=step)
             advantages = self._penalised(credit.advantages.float(), batch)
             metrics |= {f"credit/{name}": value for name, value in credit.metrics.items()}
         groups, index = torch.unique(batch.group_ids, return_inverse=True)
@@ -105,6 +110,23 @@ class CreditPhase:
             self._distilled(teacher, correspondence),
         )
         return PhaseResult(rows, inputs, credit, metrics)
+
+    def _with_shared_threshold(self, inputs: CreditInputs | None) -> CreditMethod:
+        """AlignOPSD's boundary quantile is over the whole batch, so over all processes; collective."""
+        options = self.credit.options
+        if self.pool is None or "correspondence" not in self.credit.requires or options["threshold"] is not None:
+            return self.credit
+        own: list[float] = []
+        if inputs is not None:
+            names = ("similarity_threshold", "profile_temperature", "distance")
+            own = boundary_divergences(inputs, **{name: options[name] for name in names}).tolist()
+        shared = boundary_threshold(
+            torch.tensor(self.pool(own), dtype=torch.float32),
+            quantile=options["boundary_quantile"],
+            low=options["boundary_low"],
+            high=options["boundary_high"],
+        )
+        return get_credit(self.recipe.credit, **{**options, "threshold": shared})
 
     @property
     def needs_teacher(self) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..rollout.scoring import PolicyScorer
 from .config import GRPOConfig
-from .distributed import configure_deepspeed, gathered, is_sharded, make_sharded_reference, zero_stage
+from .distributed import configure_deepspeed, gathered, is_sharded, make_sharded_reference, without_buffer_broadcasts, zero_stage
 
 
 class AdapterOff:
@@ -81,8 +81,7 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
     )
     scorer: Any
     scorer, optimizer = accelerator.prepare(bare, optimizer)
-    if hasattr(scorer, "broadcast_buffers"):
-        scorer.broadcast_buffers = False  # nothing writes them, and a forward pass must not be a collective call
+    scorer = without_buffer_broadcasts(scorer)
     module: Any = accelerator.unwrap_model(scorer)
     scoring = scorer if zero_stage(accelerator) == 3 else module
     reference: Any = None

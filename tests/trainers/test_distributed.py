@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from processes import finish, start
-from run_distributed import METHODS, SUITE, config, lines, saved
+from run_distributed import METHODS, OPTIONS, SUITE, config, lines, methods, saved
 from tiny import tiny_model, tiny_tokenizer
 
 from turncredit.trainers import GRPOTrainer
 
 SCRIPT = Path(__file__).parents[1] / "run_distributed.py"
 LEARNED = ("train/loss", "train/grad_norm", "train/kl", "train/ratio", "rollout/success", "rollout/turns")
+LEARNED += ("credit/boundary_threshold",)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,8 @@ def alone(tmp_path_factory):
     """The same four updates of every method on one process."""
     folder = tmp_path_factory.mktemp("alone")
     for method in METHODS:
-        with GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, config(folder / method, credit=method)) as run:
+        settings = config(folder / method, credit=method, **OPTIONS.get(method, {}))
+        with GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, settings) as run:
             run.train()
     return folder
 
@@ -48,7 +50,7 @@ def run_pair(stage: int, folder: Path, **environment: str) -> None:
 
 def test_two_plain_processes(tmp_path, alone):
     run_pair(-1, tmp_path, ACCELERATE_USE_CPU="true")
-    for method in METHODS:
+    for method in methods(-1):
         assert_like_one_process(tmp_path / method / "whole", alone / method)
 
 
@@ -57,7 +59,7 @@ def test_two_plain_processes(tmp_path, alone):
 def test_two_processes_under_zero(tmp_path, alone, stage):
     pytest.importorskip("deepspeed")
     run_pair(stage, tmp_path, DS_ACCELERATOR="cpu")
-    for method in METHODS if stage == 3 else METHODS[:1]:
+    for method in methods(stage):
         assert_like_one_process(tmp_path / method / "whole", alone / method)
     if stage == 3:  # weights that stay sharded while generating sample the same
         assert lines(tmp_path / "synced")[-1]["rollout/success"] == lines(tmp_path / "align_opsd" / "whole")[-1][

@@ -6,13 +6,18 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from gradient_cases import CASES, GROUPS, config, make_rows, run_rank
+from gradient_cases import CASES, GROUPS, Cramped, config, make_rows, run_rank
 from tiny import tiny_model
 
 from turncredit.rollout import PolicyScorer
 from turncredit.trainers import AuxiliaryLoss, GRPOConfig
 from turncredit.trainers.losses import LOSS_TYPES, clipped_policy_loss, kl_k3
-from turncredit.trainers.optimization import accumulate_gradients, learning_rate
+from turncredit.trainers.optimization import (
+    MicroBatchLimits,
+    MicroBatchTooLarge,
+    accumulate_gradients,
+    learning_rate,
+)
 
 
 def fresh_accelerator():
@@ -129,7 +134,7 @@ def test_two_processes_give_the_gradient_of_one(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(300)
+        process.join(120)
         assert process.exitcode == 0
     results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for name, (loss_type, dead_groups, auxiliary, _) in CASES.items():
@@ -139,6 +144,32 @@ def test_two_processes_give_the_gradient_of_one(tmp_path):
             got, metrics = result[name]
             assert_same(got, expected)
             assert metrics == pytest.approx(expected_metrics, rel=1e-4)
+
+
+def test_running_out_of_memory_halves_the_micro_batch_once_and_keeps_the_gradient(caplog):
+    rows, _ = make_rows()
+    whole, _ = gradient(rows, config())
+    model = tiny_model()
+    scorer, limits = Cramped(model, max_rows=40), MicroBatchLimits.of(config())
+    options = {"pad_token_id": 0, "limits": limits}
+    metrics = accumulate_gradients(fresh_accelerator(), scorer, rows, config(), **options)
+    assert metrics["num_tokens"] == float(rows.response_mask.sum())
+    assert scorer.failures == 1
+    assert limits.rows == 40
+    assert "begins again with micro-batches of at most 40 rows" in caplog.text
+    assert_same({n: p.grad for n, p in model.named_parameters()}, whole)
+    accumulate_gradients(fresh_accelerator(), scorer, rows, config(), **options)
+    assert scorer.failures == 1, "the smaller size stays"
+    with pytest.raises(MicroBatchTooLarge, match="out of memory"):
+        accumulate_gradients(fresh_accelerator(), Cramped(model, 0), rows, config(), pad_token_id=0)
+
+
+def test_other_errors_are_not_taken_for_memory():
+    rows, _ = make_rows()
+    scorer = PolicyScorer(tiny_model())
+    scorer.forward = lambda *a: (_ for _ in ()).throw(RuntimeError("shape mismatch"))
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        accumulate_gradients(fresh_accelerator(), scorer, rows, config(), pad_token_id=0)
 
 
 def test_learning_rate_by_hand():

@@ -1,0 +1,165 @@
+"""Faults, injected: what a run loses when it is killed, told to stop, out of memory or disk, or started twice."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from processes import finish, start
+from run_faults import MOMENTS, SUITE, config
+from safetensors.torch import load_file
+from tiny import tiny_model, tiny_tokenizer
+
+from turncredit.rollout import load_trajectories
+from turncredit.trainers import GRPOTrainer, TrainerCallback
+from turncredit.trainers.checkpoint import latest_checkpoint
+from turncredit.trainers.guard import output_folder_lock
+
+TESTS = Path(__file__).parents[1]
+
+
+def trainer(folder, callbacks=(), **changes):
+    return GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, config(folder, **changes), callbacks=callbacks)
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def final(folder):
+    return load_file(folder / "checkpoints" / "step-000005" / "model" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with trainer(folder) as run:
+        run.train()
+    return final(folder)
+
+
+@pytest.fixture(scope="module")
+def hurt(tmp_path_factory):
+    """Runs in processes of their own, hurt in the third of five updates: folder, and exit code by fault."""
+    folder = tmp_path_factory.mktemp("hurt")
+    faults = [*(f"{moment}:SIGKILL" for moment in MOMENTS), "generation:SIGTERM", "disk"]
+    code, output = finish(start(TESTS / "run_faults.py", str(folder), *faults, world=1), timeout=300)[0]
+    assert code == 0, output[-3000:]
+    found = [json.loads(line) for line in output.splitlines() if line.startswith('{"fault"')]
+    return folder, {line["fault"]: line["code"] for line in found}, output
+
+
+def assert_goes_on_as_if_nothing_had_happened(folder, undisturbed):
+    with trainer(folder) as again:
+        again.train(resume_from=True)
+    ours = final(folder)
+    assert all(torch.equal(ours[name], undisturbed[name]) for name in undisturbed)
+    assert [line["step"] for line in lines(folder)] == list(range(6))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_kill_costs_the_running_update_and_no_more(hurt, undisturbed, moment):
+    root, codes, output = hurt
+    folder = root / f"{moment}-SIGKILL"
+    assert codes[f"{moment}:SIGKILL"] == -signal.SIGKILL, output[-3000:]
+    newest, complaints = latest_checkpoint(folder / "checkpoints")
+    assert newest.name == "step-000002"
+    assert complaints == []
+    assert any(name.startswith(".") for name in checkpoints(folder)) == (moment == "saving")
+    assert_goes_on_as_if_nothing_had_happened(folder, undisturbed)
+    assert not any(name.startswith(".") for name in checkpoints(folder)), "half a checkpoint is cleared away"
+
+
+def test_sigterm_ends_the_process_with_143(hurt, undisturbed):
+    root, codes, output = hurt
+    assert codes["generation:SIGTERM"] == 143, output[-3000:]
+    assert_goes_on_as_if_nothing_had_happened(root / "generation-SIGTERM", undisturbed)
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_run(hurt, undisturbed):
+    root, codes, output = hurt
+    assert codes["disk"] == 0, output[-3000:]
+    assert "could not be written" in output
+    failed = [line.get("train/failed_saves") for line in lines(root / "disk")]
+    assert failed == [None, 0.0, 0.0, 1.0, 2.0, 2.0]
+    assert checkpoints(root / "disk") == ["step-000004", "step-000005"]
+    assert all(torch.equal(final(root / "disk")[name], undisturbed[name]) for name in undisturbed)
+
+
+class Send(TrainerCallback):
+    """SIGTERM to this process at a moment of the third update."""
+
+    def __init__(self, moment):
+        self.moment = moment
+
+    def _at(self, moment, trainer):
+        if moment == self.moment and trainer.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_rollout(self, trainer, trajectories):
+        self._at("rollout", trainer)
+
+    def on_credit(self, trainer, inputs, credit):
+        self._at("credit", trainer)
+
+
+@pytest.mark.parametrize("moment", ["rollout", "credit"])
+def test_sigterm_between_phases_is_answered_with_a_checkpoint(tmp_path, undisturbed, moment):
+    former = signal.getsignal(signal.SIGTERM)
+    with trainer(tmp_path, callbacks=[Send(moment)]) as run, pytest.raises(SystemExit) as stop:
+        run.train()
+    assert stop.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is former
+    # once the update is past scoring it is finished first
+    assert checkpoints(tmp_path)[-1] == ("step-000002" if moment == "rollout" else "step-000003")
+    assert_goes_on_as_if_nothing_had_happened(tmp_path, undisturbed)
+
+
+def test_the_last_checkpoint_must_be_written(tmp_path, monkeypatch):
+    with trainer(tmp_path, max_steps=1) as run:
+        monkeypatch.setattr(run.model, "save_pretrained", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "no space")))
+        with pytest.raises(OSError, match="no space"):
+            run.train()
+    assert checkpoints(tmp_path) == []
+
+
+def test_two_runs_into_one_folder_are_refused(tmp_path):
+    with trainer(tmp_path, max_steps=1) as run:
+        with output_folder_lock(tmp_path), pytest.raises(RuntimeError, match=f"one run at a time.*process {os.getpid()}"):
+            run.train()
+        run.train()
+        assert run.step == 1
+
+
+def test_a_fresh_run_sets_earlier_checkpoints_aside(tmp_path, caplog):
+    for _ in range(2):
+        with trainer(tmp_path, max_steps=1) as run:
+            run.train()
+    assert checkpoints(tmp_path) == ["step-000001"]
+    assert (tmp_path / "checkpoints.1" / "step-000001" / "manifest.json").is_file()
+    assert "are now in checkpoints.1" in caplog.text
+
+
+def test_a_worker_that_grows_is_replaced_between_episodes(tmp_path):
+    with trainer(tmp_path, max_steps=2, num_workers=1, max_worker_rss_mb=1.0, eval_steps=0) as run:
+        run.train()
+    assert lines(tmp_path)[-1]["rollout/workers_recycled"] >= 2
+    assert lines(tmp_path)[-1]["rollout/failed"] == 0
+
+
+def test_one_process_that_fails_ends_the_other(tmp_path):
+    """No process waits for ever for one that is gone, and the rollouts of the failed update are on disk."""
+    began = time.monotonic()
+    pair = start(TESTS / "run_distributed.py", "fail", str(tmp_path), ACCELERATE_USE_CPU="true")
+    results = finish(pair, timeout=200)
+    assert [code != 0 for code, _ in results] == [True, True], results
+    assert -9 not in [code for code, _ in results], f"a process had to be killed after {time.monotonic() - began:.0f} s"
+    assert "this process fails" in results[1][1]
+    assert len(load_trajectories(tmp_path / "failed-update-000002-process-1.jsonl.gz")) == 8
