@@ -106,7 +106,7 @@ def add_adapter(model: Any, peft_config: Any) -> Any:
         from peft import get_peft_model
     except ImportError as error:
         raise ImportError("GRPOTrainer: peft_config needs the package peft; install turncredit[lora]") from error
-    if getattr(model, "is_gradient_checkpointing", False):
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         model.enable_input_require_grads()
     return get_peft_model(model, peft_config)
 

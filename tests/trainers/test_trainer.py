@@ -14,6 +14,7 @@ from turncredit.credit import list_credits
 from turncredit.envs import Task
 from turncredit.rollout import SamplingConfig, load_trajectories
 from turncredit.trainers import RECIPES, GRPOConfig, GRPOTrainer, TrainerCallback
+from turncredit.trainers.recipes import Recipe
 
 EASY = {"num_tasks": 8, "needed": 1, "lenient": True}
 SUITE = ToySuite(**EASY)
@@ -137,9 +138,39 @@ def test_a_real_hint_gives_a_gap(tmp_path):
     assert gap.abs().mean() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["grpo", "agent_opsd", "step_opsd", "rlsd"])
-def test_resume_is_bit_for_bit(tmp_path, name):
-    options = {"credit": name, "num_minibatches": 2, "warmup_steps": 3, "lr_scheduler_type": "cosine"}
+# what differs between methods in what a checkpoint must hold; all names are in the slow half
+MACHINERY = ("grpo", "agent_opsd", "step_opsd", "align_opsd", "sdar", "ema_teacher")
+RESUMED = [
+    *MACHINERY,
+    *(pytest.param(n, marks=pytest.mark.slow) for n in sorted({*RECIPES, *list_credits()} - set(MACHINERY))),
+]
+
+
+@pytest.fixture
+def ema_teacher(monkeypatch):
+    """A recipe of one's own: AgentOPSD under an averaged teacher."""
+    monkeypatch.setitem(RECIPES, "ema_teacher", Recipe("agent_opsd", snapshot="ema", ema_rate=0.5))
+
+
+def test_an_averaged_teacher_follows_the_policy(tmp_path, ema_teacher):
+    with trainer(tmp_path, credit="ema_teacher", beta=0.0) as run:
+        before = weights(run)
+        run.train_step()
+        assert not same(before, weights(run))
+        for name, now in weights(run).items():
+            expected = before[name].lerp(now, 0.5)
+            torch.testing.assert_close(run.snapshot.weights[name], expected)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resume_is_bit_for_bit(tmp_path, name, ema_teacher):
+    options = {
+        "credit": name,
+        "num_minibatches": 2,
+        "warmup_steps": 3,
+        "lr_scheduler_type": "cosine",
+        "encoder": "hashing",
+    }
     with trainer(tmp_path / "whole", **options) as run:
         run.train()
         expected, optimizer = weights(run), run.optimizer.state_dict()["state"]
