@@ -137,7 +137,6 @@ def run(
     sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
     reference = load_model(args, embedded) if sharded and config.beta > 0 and args.lora_rank is None else None
     say = print if accelerator.is_main_process else lambda *a, **k: None
-    folder = Path(config.output_dir)
     with GRPOTrainer(
         model,
         tokenizer,
@@ -165,10 +164,10 @@ def _summary(trainer: GRPOTrainer, after: dict[str, float], say: Callable[..., N
     save_trajectories(trainer.eval_trajectories, folder / "eval_trajectories.jsonl.gz")
     log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     first = next((line for line in log if "eval/success" in line), {})
-    for name, label in (("eval/success", "success"), ("eval/info/score", "score")):
-        if name in first and (name in after or name == "eval/success"):
+    for name, label in (("eval/success", "success"), ("eval/reward", "reward")):
+        if name == "eval/success" or first.get(name) != first.get("eval/success"):
             say(
-                f"{label} on {len(trainer.eval_tasks)} held-out tasks: {first[name]:.3f} before, "
+                f"{label} on {len(trainer.eval_tasks)} held-out tasks: {first.get(name, float('nan')):.3f} before, "
                 f"{after.get(name, float('nan')):.3f} after {trainer.step} updates of {config.credit}"
             )
     if plot_learning_curve(log, folder / "learning_curve.png", f"{trainer.suite.name}, {config.credit}"):
@@ -213,10 +212,11 @@ def plot_learning_curve(log: list[dict[str, float]], path: Path, title: str) -> 
     for name, label, style in (
         ("rollout/success", "training rollouts (temperature 1)", {"color": "#9aa5b1", "lw": 1.2}),
         ("eval/success", "held-out tasks", {"color": "#d1495b", "lw": 2, "marker": "o"}),
-        ("eval/info/score", "held-out tasks, score", {"color": "#2e86ab", "lw": 1.5, "marker": "s", "ls": "--"}),
+        ("eval/reward", "held-out tasks, mean reward", {"color": "#2e86ab", "lw": 1.5, "marker": "s", "ls": "--"}),
     ):
         points = [(line["step"], line[name]) for line in log if name in line]
-        if not points:
+        same = name == "eval/reward" and all(line[name] == line.get("eval/success") for line in log if name in line)
+        if not points or same:
             continue
         axes.plot(*zip(*points, strict=True), label=label, **style)
     axes.set(xlabel="update", ylabel="success", ylim=(0, 1), title=title)
