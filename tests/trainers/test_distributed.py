@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_deepspeed_cmd_env
 from processes import finish, start
 from run_distributed import METHODS, OPTIONS, SUITE, config, lines, methods, saved
 from tiny import tiny_model, tiny_tokenizer
@@ -56,6 +58,18 @@ def test_two_plain_processes(tmp_path, alone):
         assert_like_one_process(tmp_path / method / "whole", alone / method)
 
 
+def test_the_second_node_is_launched_where_it_is():
+    """Accelerate's default for several nodes is pdsh, which starts everything from one of them and needs a host file."""
+    parser = launch_command_parser()
+    file = str(Path(__file__).parents[2] / "examples" / "accelerate" / "two_nodes.yaml")
+    where = ["--machine_rank", "1", "--main_process_ip", "10.0.0.1", "--main_process_port", "29511"]
+    arguments, _, _ = _validate_launch_command(parser.parse_args(["--config_file", file, *where, "train.py"]))
+    arguments.deepspeed_fields_from_accelerate_config = ""
+    command, _ = prepare_deepspeed_cmd_env(arguments)
+    assert command is None, "torchrun's arguments instead of a command of DeepSpeed's launcher"
+    assert (arguments.nnodes, arguments.nproc_per_node, arguments.node_rank) == ("2", "8", 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_two_processes_under_zero(tmp_path, alone, stage):
@@ -64,8 +78,9 @@ def test_two_processes_under_zero(tmp_path, alone, stage):
     for method in methods(stage):
         assert_like_one_process(tmp_path / method / "whole", alone / method)
     if stage == 3:  # weights that stay sharded while generating sample the same
-        assert lines(tmp_path / "synced")[-1]["rollout/success"] == lines(tmp_path / "align_opsd" / "whole")[-1][
-            "rollout/success"
-        ]
+        assert (
+            lines(tmp_path / "synced")[-1]["rollout/success"]
+            == lines(tmp_path / "align_opsd" / "whole")[-1]["rollout/success"]
+        )
         sharded, whole = saved(tmp_path / "synced"), saved(tmp_path / "align_opsd" / "whole")
         assert all(torch.equal(sharded[name], whole[name]) for name in whole)
