@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", action="store_true", help="continue from the newest checkpoint in the output folder"
     )
-    parser.add_argument("--mixed-precision", choices=("no", "bf16", "fp16"), default="no")
+    parser.add_argument("--mixed-precision", choices=("no", "bf16"), default="no")
     parser.add_argument("--attn-implementation", help="sdpa, flash_attention_2 or eager")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--lora-rank", type=int, help="train a LoRA adapter of this rank (needs turncredit[lora])")
@@ -114,9 +115,10 @@ def lora_config(args: argparse.Namespace) -> Any:
 
 def make_accelerator(args: argparse.Namespace) -> Accelerator:
     """Make this before anything else asks accelerate for its state: the first one decides on the processes."""
-    handlers: list[Any] = []
-    if os.environ.get("DS_ACCELERATOR") == "cpu":
-        handlers.append(InitProcessGroupKwargs(backend="gloo"))  # DeepSpeed on a CPU
+    # DeepSpeed on a CPU; elsewhere the default
+    backend = "gloo" if os.environ.get("DS_ACCELERATOR") == "cpu" else "nccl"
+    # the others wait while process 0 writes a checkpoint and the longest episodes end; NCCL gives up after 10 minutes
+    handlers: list[Any] = [InitProcessGroupKwargs(backend=backend, timeout=timedelta(hours=2))]
     # a launcher's --mixed_precision counts where the flag is not used
     precision = None if args.mixed_precision == "no" else args.mixed_precision
     return Accelerator(mixed_precision=precision, kwargs_handlers=handlers)
