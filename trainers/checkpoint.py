@@ -47,9 +47,11 @@ def write_checkpoint(root: Path, step: int, write: Callable[[Path], None]) -> Pa
             json.dump(sums, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        if final.exists():
-            shutil.rmtree(final)
+        former = root / f".{final.name}.former.tmp"
+        if final.exists():  # removing takes long, and a kill in between would cost both
+            os.replace(final, former)
         os.replace(temporary, final)
+        shutil.rmtree(former, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return final
@@ -87,9 +89,14 @@ def latest_checkpoint(root: Path) -> tuple[Path | None, list[str]]:
 
 
 def prune_checkpoints(root: Path, limit: int, keep: Path | None = None) -> None:
-    """Remove the oldest checkpoints beyond `limit`, never the newest good one nor `keep`."""
-    good, _ = latest_checkpoint(root)
-    spare = {good, keep}
+    """Remove the oldest checkpoints beyond `limit`, never the newest good one.
+
+    Args:
+        root: their folder.
+        limit: how many stay.
+        keep: one that is known to be good, such as the one just written; None reads them to find the newest good one.
+    """
+    good = keep or latest_checkpoint(root)[0]
     for folder in list_checkpoints(root)[:-limit]:
-        if folder not in spare:
+        if folder != good:
             shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""What differs between one process, several, and DeepSpeed ZeRO: counting together, the backward pass, whole weights."""
+"""What differs between one process, several and DeepSpeed ZeRO: counting together, backward passes, whole weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def configure_deepspeed(accelerator: Any, max_grad_norm: float) -> None:
 
     Micro-batches, their accumulation and its end are the trainer's (`accumulate_gradients`), so DeepSpeed is told that
     every micro-batch has one row and that nothing is accumulated; it clips, and it leaves out a step whose gradient is
-    not finite, also in bf16. AdamW is torch's.
+    not finite, also in bf16. AdamW is torch's. In bf16 micro-batches are summed in float32 from stage 2 on: a sum of
+    hundreds in bf16 would no longer notice the later ones.
     """
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         return
@@ -42,6 +43,8 @@ def configure_deepspeed(accelerator: Any, max_grad_norm: float) -> None:
     settings["zero_force_ds_cpu_optimizer"] = False
     if accelerator.mixed_precision == "bf16":
         settings["bf16"] = {**settings.get("bf16", {}), "enabled": True, "check_grad_overflow": True}
+        if zero_stage(accelerator) >= 2:
+            settings["data_types"] = {**settings.get("data_types", {}), "grad_accum_dtype": "fp32"}
 
 
 def without_buffer_broadcasts(scorer: Any) -> Any:
@@ -154,7 +157,7 @@ def load_full_weights(module: nn.Module, weights: Mapping[str, Tensor], names: S
             continue
         sharded = hasattr(parameter, "ds_id")
         with gathered([parameter], modifier_rank=0):
-            if not sharded or parameter.ds_process_group is None or torch.distributed.get_rank() == 0:
+            if not sharded or torch.distributed.get_rank() == 0:
                 parameter.copy_(weights[name])
 
 

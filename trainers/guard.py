@@ -1,4 +1,4 @@
-"""What protects a long run: one run per output folder, SIGTERM answered with a checkpoint, old checkpoints kept apart."""
+"""What protects a long run: one run per output folder, SIGTERM answered with a checkpoint, old ones kept apart."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def output_folder_lock(folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    file: IO[str] = open(folder / ".lock", "a+", encoding="utf-8")
+    file: IO[str] = open(folder / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 - closed below
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

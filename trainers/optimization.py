@@ -203,7 +203,7 @@ def accumulate_gradients(
     Rows are cut into as many micro-batches as their lengths ask for. Every process runs the same number of them (short
     ones are filled with a weightless dummy), and gradients are reduced once, in the last. When memory runs out before
     that, all processes drop what they have, halve the micro-batches and begin again, once: the gradient is the same.
-    Under ZeRO, whose every backward pass is collective, only a single process can begin again.
+    Under ZeRO, whose every backward pass is collective and adds to what DeepSpeed keeps, nothing can begin again.
 
     Args:
         accelerator, scorer: the policy as `PolicyScorer`, prepared by the accelerator.
@@ -217,7 +217,7 @@ def accumulate_gradients(
         Global sums and means for logging, or None when no process holds an active row (nothing was done).
 
     Raises:
-        MicroBatchTooLarge: memory ran out again, or with one row.
+        MicroBatchTooLarge: memory ran out again, or with one row, or under ZeRO.
     """
     limits = limits or MicroBatchLimits.of(config)
     if auxiliary is None:
@@ -226,11 +226,16 @@ def accumulate_gradients(
     try:
         return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, auxiliary)
     except MicroBatchTooLarge as error:
+        if zero_stage(accelerator):  # no agreement: the others may be inside a collective call of their own
+            raise MicroBatchTooLarge(
+                f"accumulate_gradients: micro_batch_tokens must leave a micro-batch that fits into memory, got "
+                f"{limits.tokens} ({error}); lower it and resume with allow_changed_config"
+            ) from error
         largest = agree_max(accelerator, [max(map(len, plan), default=0)])[0]
         scorer.zero_grad(set_to_none=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if zero_stage(accelerator) and accelerator.num_processes > 1 or not limits.halve(largest):
+        if not limits.halve(largest):
             raise
         logger.warning("%s; the step begins again with micro-batches of at most %s rows", error, limits.rows)
     return _accumulate(accelerator, scorer, rows, limits.plan(rows), config, pad_token_id, auxiliary)

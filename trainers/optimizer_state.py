@@ -47,8 +47,8 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
     stage = zero_stage(accelerator)
     if bool(stage) != ("zero" in saved):
         raise ValueError(
-            f"GRPOTrainer.resume: accelerator must use {'DeepSpeed ZeRO' if 'zero' in saved else 'no DeepSpeed'}, as in "
-            f"the checkpoint, got ZeRO stage {stage}; load its model folder to start anew from the weights"
+            f"GRPOTrainer.resume: accelerator must use {'DeepSpeed ZeRO' if 'zero' in saved else 'no DeepSpeed'}, as "
+            f"in the checkpoint, got ZeRO stage {stage}; load its model folder to start anew from the weights"
         )
     if not stage:
         optimizer.load_state_dict(saved["adamw"])

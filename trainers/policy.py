@@ -12,7 +12,14 @@ from torch import nn
 
 from ..rollout.scoring import PolicyScorer
 from .config import GRPOConfig
-from .distributed import configure_deepspeed, gathered, is_sharded, make_sharded_reference, without_buffer_broadcasts, zero_stage
+from .distributed import (
+    configure_deepspeed,
+    gathered,
+    is_sharded,
+    make_sharded_reference,
+    without_buffer_broadcasts,
+    zero_stage,
+)
 
 
 class AdapterOff:
@@ -56,8 +63,14 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
         peft_config: a peft configuration: an adapter is put on the model, and the reference is the model without it.
 
     Raises:
-        ValueError: a reference cannot be copied from weights that are sharded already.
+        ValueError: a precision other than float32 and bf16, or a reference that would have to be copied from weights
+            that are sharded already.
     """
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise ValueError(
+            f'GRPOTrainer: mixed_precision must be "no" or "bf16", got {accelerator.mixed_precision!r}; use bf16: a '
+            "loss scale is in no checkpoint, and the steps it leaves out would count as faults"
+        )
     configure_deepspeed(accelerator, config.max_grad_norm)
     disable_dropout(model)
     initial = weights_digest(model)
@@ -69,8 +82,8 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
     if config.beta > 0 and (ref_model is not None or not adapted):
         if ref_model is None and is_sharded(model):
             raise ValueError(
-                "GRPOTrainer: ref_model must be given when the model was loaded with zero3_init_flag, got None: sharded "
-                "weights cannot be copied; load the same model twice, or set beta=0"
+                "GRPOTrainer: ref_model must be given when the model was loaded with zero3_init_flag, got None: "
+                "sharded weights cannot be copied; load the same model twice, or set beta=0"
             )
         frozen = copy.deepcopy(model) if ref_model is None else ref_model
     bare = PolicyScorer(model)
@@ -86,14 +99,23 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
     scoring = scorer if zero_stage(accelerator) == 3 else module
     reference: Any = None
     if frozen is not None:
-        reference = PolicyScorer(frozen.eval().requires_grad_(False))
-        if zero_stage(accelerator) == 3:
-            reference = make_sharded_reference(accelerator, reference)
-        else:
-            reference = reference.to(accelerator.device)
+        reference = prepare_reference(accelerator, PolicyScorer(frozen.eval().requires_grad_(False)))
     elif config.beta > 0:
         reference = AdapterOff(module)
     return Policy(scorer, optimizer, module.model, scoring, reference, initial)
+
+
+def prepare_reference(accelerator: Any, reference: PolicyScorer) -> Any:
+    """The frozen reference in the policy's precision, so that equal weights have a KL of exactly 0 in bf16 too."""
+    stage = zero_stage(accelerator)
+    if stage == 3:
+        return make_sharded_reference(accelerator, reference)
+    if not stage:
+        return accelerator.prepare_model(reference, evaluation_mode=True)
+    if accelerator.mixed_precision == "bf16":  # like DeepSpeed, which casts parameters and leaves buffers alone
+        for parameter in reference.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    return reference.to(accelerator.device)
 
 
 def add_adapter(model: Any, peft_config: Any) -> Any:

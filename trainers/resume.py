@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
 from ..envs import Task
 from .checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
-from .distributed import agree_max, full_weights, is_sharded, load_full_weights
+from .distributed import agree_max, full_weights, is_sharded, load_full_weights, zero_stage
 from .optimizer_state import collect_optimizer, restore_optimizer
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ FREE_OPTIONS = frozenset(
     }
 )
 
+# where the base model lies and who wrote the adapter
+_FREE_ADAPTER_OPTIONS = frozenset({"base_model_name_or_path", "revision", "peft_version", "auto_mapping"})
+
 
 def rng_state() -> dict[str, Any]:
     """Random states of Python, NumPy and torch, as tensors, numbers and lists only."""
@@ -74,19 +77,33 @@ def load_rng_state(state: Mapping[str, Any]) -> None:
 
 
 def fingerprint(
-    tokenizer: Any, train_tasks: Sequence[Task], eval_tasks: Sequence[Task], initial_model: str
+    tokenizer: Any,
+    train_tasks: Sequence[Task],
+    eval_tasks: Sequence[Task],
+    initial_model: str,
+    adapters: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Short hashes of what a continued run must share with the one before."""
+    """Short hashes of what a continued run must share with the one before; `adapters`: peft configurations by name."""
 
     def digest(value: Any) -> str:
-        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
 
     return {
         "tokenizer": digest([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]),
         "train_tasks": digest([task.id for task in train_tasks]),
         "eval_tasks": digest([task.id for task in eval_tasks]),
         "initial_model": initial_model,
+        "peft_config": digest(
+            {
+                name: {key: value for key, value in adapter.to_dict().items() if key not in _FREE_ADAPTER_OPTIONS}
+                for name, adapter in adapters.items()
+            }
+        ),
     }
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else str(value)
 
 
 def check_resumable(
@@ -106,7 +123,8 @@ def check_resumable(
             "GRPOTrainer.resume: tokenizer must be the checkpoint's, got another vocabulary or chat template; "
             "load the tokenizer from the checkpoint's model folder"
         )
-    marks = ["train_tasks", "eval_tasks", *(["initial_model"] if config["beta"] > 0 or saved["adapter"] else [])]
+    marks = ["train_tasks", "eval_tasks", "peft_config"]
+    marks += ["initial_model"] * (config["beta"] > 0 or saved["adapter"])
     changed = [name for name in marks if saved["fingerprint"][name] != current[name]]
     here = json.loads(json.dumps(config))
     # a schedule that ends at max_steps depends on it
@@ -134,7 +152,8 @@ def save_run(trainer: GRPOTrainer) -> Path:
     """
     root = trainer.folder / "checkpoints"
     accelerator, main = trainer.accelerator, trainer.accelerator.is_main_process
-    weights = full_weights(trainer.model, keep=main)
+    # an adapter's checkpoint holds no frozen weight
+    weights = full_weights(trainer.model, keep=main, trainable_only=is_adapted(trainer.model))
     optimizer = collect_optimizer(accelerator, trainer.scorer, trainer.optimizer)
     rng = gather_object([rng_state()])
     failure: OSError | None = None
@@ -151,10 +170,9 @@ def save_run(trainer: GRPOTrainer) -> Path:
 
 def _write(trainer: GRPOTrainer, folder: Path, weights: dict[str, Any], optimizer: Any, rng: list[Any]) -> None:
     model = trainer.model
-    # buffers are not parameters, and tied weights stand in the file once
-    extra = {name: value for name, value in model.state_dict().items() if name not in weights and not is_sharded(model)}
-    shared = {parameter.data_ptr() for parameter in model.parameters()}
-    extra = {name: value for name, value in extra.items() if value.data_ptr() not in shared}
+    # persistent buffers are not parameters, and tied weights stand in the file once
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    extra = {name: value for name, value in model.state_dict().items() if name not in parameters}
     model.save_pretrained(folder / "model", state_dict={**weights, **extra})
     trainer.tokenizer.save_pretrained(folder / "model")
     if is_adapted(model):
@@ -184,7 +202,8 @@ def is_adapted(model: Any) -> bool:
 
 
 def _fingerprint(trainer: GRPOTrainer) -> dict[str, str]:
-    return fingerprint(trainer.tokenizer, trainer.train_tasks, trainer.eval_tasks, trainer.policy.initial)
+    adapters = getattr(trainer.model, "peft_config", {}) if is_adapted(trainer.model) else {}
+    return fingerprint(trainer.tokenizer, trainer.train_tasks, trainer.eval_tasks, trainer.policy.initial, adapters)
 
 
 def find_run(root: Path, source: str | bool) -> Path | None:
@@ -203,28 +222,45 @@ def find_run(root: Path, source: str | bool) -> Path | None:
     return folder
 
 
+def agree_on_run(accelerator: Any, root: Path, source: str | bool) -> Path | None:
+    """What `find_run` answers, or raises, on process 0: checksums are read once and all take the same; collective."""
+    answer: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            answer[0] = find_run(root, source)
+        except (OSError, ValueError) as error:
+            answer[1] = error
+    broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]
+
+
 def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: bool) -> None:
     """Put a trainer where a checkpoint was written; does nothing when True finds none."""
-    folder = find_run(trainer.folder / "checkpoints", source)
+    model, accelerator = trainer.model, trainer.accelerator
+    folder = agree_on_run(accelerator, trainer.folder / "checkpoints", source)
     if folder is None:
         return
     state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-    check_resumable(state, asdict(trainer.config), _fingerprint(trainer), allow_changed_config)
-    model, accelerator = trainer.model, trainer.accelerator
     if state["adapter"] != is_adapted(model):
         raise ValueError(
             f"GRPOTrainer.resume: peft_config must be {'given' if state['adapter'] else 'None'}, as in the checkpoint"
         )
+    check_resumable(state, asdict(trainer.config), _fingerprint(trainer), allow_changed_config)
     if state["adapter"]:
         load_full_weights(model, load_file(folder / "trained.safetensors"))
     else:
         loaded = type(model).from_pretrained(folder / "model", dtype=next(model.parameters()).dtype)
-        load_full_weights(model, full_weights(loaded))
+        keep = accelerator.is_main_process or not is_sharded(model)
+        load_full_weights(model, full_weights(loaded, keep), [name for name, _ in loaded.named_parameters()])
         buffers = {name: value for name, value in loaded.named_buffers() if value.device.type != "meta"}
         for name, buffer in model.named_buffers():
             if name in buffers and buffers[name].shape == buffer.shape:
                 buffer.copy_(buffers[name])
-    optimizer = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
+    # under ZeRO every process copies its part out of the file; without it the optimiser keeps what was read
+    mapped = zero_stage(accelerator) > 0
+    optimizer = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=mapped)
     restore_optimizer(accelerator, trainer.scorer, trainer.optimizer, optimizer)
     if trainer.snapshot is not None and trainer.snapshot.keeps:
         trainer.snapshot.weights = load_file(folder / "teacher.safetensors")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .distributed import full_weights, gathered, is_sharded, load_full_weights
+from .guard import Terminated
 
 
 class TeacherSnapshot:
@@ -22,7 +23,7 @@ class TeacherSnapshot:
         model: the policy; its trainable parameters are copied as they are now. Frozen ones never differ.
         kind: ``"stale"``: the policy at the last refresh; ``"ema"``: theta_T <- (1 - rate) theta_T + rate theta.
         refresh_every: updates between refreshes (stale).
-        ema_rate: the rate (ema); 0.05 keeps 95%.
+        ema_rate: the rate (ema); 0.05 keeps 95%. The average is kept in float32: in bf16 it would not move.
     """
 
     def __init__(self, model: Any, kind: str, *, refresh_every: int = 10, ema_rate: float = 0.05):
@@ -32,6 +33,8 @@ class TeacherSnapshot:
         self.keeps = not is_sharded(model) or torch.distributed.get_rank() == 0
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.weights: dict[str, Tensor] = full_weights(model, self.keeps, trainable_only=True)
+        if kind == "ema":
+            self.weights = {name: value.float() for name, value in self.weights.items()}
 
     @torch.no_grad()
     def update(self, model: Any, step: int) -> None:
@@ -54,4 +57,10 @@ class TeacherSnapshot:
             load_full_weights(model, self.weights, self.names)
             yield
         finally:
-            load_full_weights(model, own, self.names)
+            try:
+                load_full_weights(model, own, self.names)
+            except (
+                Terminated
+            ):  # SIGTERM in the middle, raised once: a checkpoint follows and needs the policy's weights
+                load_full_weights(model, own, self.names)
+                raise

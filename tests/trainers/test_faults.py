@@ -2,21 +2,26 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
+from gradient_cases import Cramped, make_rows
 from processes import finish, start
 from run_faults import MOMENTS, SUITE, config
 from safetensors.torch import load_file
 from tiny import tiny_model, tiny_tokenizer
 
 from turncredit.rollout import load_trajectories
-from turncredit.trainers import GRPOTrainer, TrainerCallback
-from turncredit.trainers.checkpoint import latest_checkpoint
-from turncredit.trainers.guard import output_folder_lock
+from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback, checkpoint, optimization, resume, snapshots
+from turncredit.trainers.checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
+from turncredit.trainers.guard import Terminated, output_folder_lock
+from turncredit.trainers.snapshots import TeacherSnapshot
 
 TESTS = Path(__file__).parents[1]
 
@@ -124,7 +129,9 @@ def test_sigterm_between_phases_is_answered_with_a_checkpoint(tmp_path, undistur
 
 def test_the_last_checkpoint_must_be_written(tmp_path, monkeypatch):
     with trainer(tmp_path, max_steps=1) as run:
-        monkeypatch.setattr(run.model, "save_pretrained", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "no space")))
+        monkeypatch.setattr(
+            run.model, "save_pretrained", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "no space"))
+        )
         with pytest.raises(OSError, match="no space"):
             run.train()
     assert checkpoints(tmp_path) == []
@@ -132,7 +139,10 @@ def test_the_last_checkpoint_must_be_written(tmp_path, monkeypatch):
 
 def test_two_runs_into_one_folder_are_refused(tmp_path):
     with trainer(tmp_path, max_steps=1) as run:
-        with output_folder_lock(tmp_path), pytest.raises(RuntimeError, match=f"one run at a time.*process {os.getpid()}"):
+        with (
+            output_folder_lock(tmp_path),
+            pytest.raises(RuntimeError, match=f"one run at a time.*process {os.getpid()}"),
+        ):
             run.train()
         run.train()
         assert run.step == 1
@@ -163,3 +173,76 @@ def test_one_process_that_fails_ends_the_other(tmp_path):
     assert -9 not in [code for code, _ in results], f"a process had to be killed after {time.monotonic() - began:.0f} s"
     assert "this process fails" in results[1][1]
     assert len(load_trajectories(tmp_path / "failed-update-000002-process-1.jsonl.gz")) == 8
+
+
+def test_sigterm_while_a_lagging_teacher_leaves_keeps_the_policys_weights(monkeypatch):
+    model = tiny_model()
+    snapshot = TeacherSnapshot(model, "stale")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    own = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    load, calls = snapshots.load_full_weights, []
+
+    def interrupted(module, weights, names):
+        calls.append(len(names))
+        load(module, weights, names[:3] if len(calls) == 2 else names)
+        if len(calls) == 2:
+            raise Terminated
+
+    monkeypatch.setattr(snapshots, "load_full_weights", interrupted)
+    with pytest.raises(Terminated), snapshot.swapped_in(model):
+        assert not torch.equal(dict(model.named_parameters())[snapshot.names[-1]], own[snapshot.names[-1]])
+    assert all(torch.equal(parameter, own[name]) for name, parameter in model.named_parameters())
+
+
+def fill(text):
+    return lambda folder: (folder / "state").write_text(text)
+
+
+def test_a_checkpoint_written_again_is_never_missing(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, 1, fill("old"))
+    remove, found = shutil.rmtree, []
+
+    def watched(path, **options):
+        if path.exists():
+            found.append((tmp_path / "step-000001" / "state").read_text())
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    write_checkpoint(tmp_path, 1, fill("new"))
+    assert found == ["new"], "the old one is removed once the new one is in its place"
+    assert os.listdir(tmp_path) == ["step-000001"]
+    assert verify_checkpoint(tmp_path / "step-000001") is None
+
+
+def test_pruning_after_a_save_reads_no_checkpoint_again(tmp_path, monkeypatch):
+    folders = [write_checkpoint(tmp_path, step, fill(str(step))) for step in (1, 2, 3)]
+    monkeypatch.setattr(checkpoint, "_digest", lambda path: pytest.fail(f"{path} was read"))
+    prune_checkpoints(tmp_path, 1, keep=folders[-1])
+    assert os.listdir(tmp_path) == ["step-000003"]
+
+
+def test_other_processes_take_the_checkpoint_of_the_first(tmp_path, monkeypatch):
+    answer = [tmp_path / "step-000007", None]
+    monkeypatch.setattr(resume, "broadcast_object_list", lambda values: values.__setitem__(slice(None), answer))
+    monkeypatch.setattr(resume, "find_run", lambda *a: pytest.fail("a second process reads checkpoints"))
+    other = SimpleNamespace(is_main_process=False)
+    assert resume.agree_on_run(other, tmp_path, True) == answer[0]
+    answer[:] = [None, ValueError("it is damaged")]
+    with pytest.raises(ValueError, match="it is damaged"):
+        resume.agree_on_run(other, tmp_path, True)
+
+
+def test_out_of_memory_under_zero_ends_the_run_and_waits_for_nobody(monkeypatch):
+    rows, _ = make_rows()
+    agreed = []
+    monkeypatch.setattr(optimization, "zero_stage", lambda accelerator: 2)
+    monkeypatch.setattr(optimization, "agree_max", lambda accelerator, counts: agreed.append(counts) or list(counts))
+    with pytest.raises(
+        optimization.MicroBatchTooLarge, match=r"micro_batch_tokens must leave .* out of memory.*; lower"
+    ):
+        optimization.accumulate_gradients(
+            Accelerator(cpu=True), Cramped(tiny_model(), 40), rows, GRPOConfig(entropy_coef=0.0), pad_token_id=0
+        )
+    assert len(agreed) == 1, "the number of micro-batches, before the first of them"

@@ -1,17 +1,22 @@
 """LoRA, gradient checkpointing and bf16: what changes and what must not."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
 from run_faults import SUITE, config
 from safetensors.torch import load_file
 from tiny import tiny_model, tiny_tokenizer
 
 from turncredit.rollout import PolicyScorer, score_responses
 from turncredit.trainers import GRPOTrainer
+from turncredit.trainers.distributed import configure_deepspeed
+from turncredit.trainers.policy import make_policy
+from turncredit.trainers.snapshots import TeacherSnapshot
 
 PROMPTS, RESPONSES = [(3, 9, 4), (3, 10, 11, 4)], [(12, 13, 1), (14,)]
 
@@ -117,3 +122,59 @@ def test_bf16_scores_again_before_training_so_that_the_first_ratio_is_one(tmp_pa
     assert lines[1]["train/ratio"] == pytest.approx(1.0, abs=2e-2)
     assert 0 < lines[1]["train/sampling_drift"] < 0.1
     assert all(value == value for line in lines for value in line.values())
+
+
+def test_in_bf16_an_equal_reference_scores_exactly_like_the_policy(tmp_path, bf16_accelerator):
+    settings = config(tmp_path, save_steps=0)
+    with GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, settings, accelerator=bf16_accelerator) as run:
+        options = {"pad_token_id": 0}
+        policy = score_responses(run.policy.scoring, PROMPTS, RESPONSES, **options).logprobs
+        reference = score_responses(run.policy.reference, PROMPTS, RESPONSES, **options).logprobs
+    exact = score_responses(PolicyScorer(tiny_model()), PROMPTS, RESPONSES, **options).logprobs
+    assert torch.equal(reference, policy)
+    assert not torch.equal(reference, exact), "both run in bf16"
+
+
+def test_other_precisions_are_refused():
+    with pytest.raises(ValueError, match='mixed_precision must be "no" or "bf16", got \'fp16\''):
+        make_policy(SimpleNamespace(mixed_precision="fp16"), tiny_model(), None, None, None)
+
+
+def test_deepspeed_sums_bf16_micro_batches_in_float32():
+    for stage, expected in ((1, None), (2, "fp32"), (3, "fp32")):
+        plugin = SimpleNamespace(deepspeed_config={"bf16": {"enabled": "auto"}}, zero_stage=stage)
+        accelerator = SimpleNamespace(
+            distributed_type=DistributedType.DEEPSPEED,
+            state=SimpleNamespace(deepspeed_plugin=plugin),
+            num_processes=2,
+            mixed_precision="bf16",
+        )
+        configure_deepspeed(accelerator, 0.5)
+        settings = plugin.deepspeed_config
+        assert settings.get("data_types", {}).get("grad_accum_dtype") == expected
+        assert settings["bf16"] == {"enabled": True, "check_grad_overflow": True}
+        assert settings["train_batch_size"] == 2
+        assert settings["gradient_clipping"] == 0.5
+
+
+def test_an_average_of_bf16_weights_moves_by_less_than_bf16_can_tell():
+    model = torch.nn.Linear(1, 1, bias=False).bfloat16()
+    torch.nn.init.constant_(model.weight, 1.0)
+    snapshot = TeacherSnapshot(model, "ema", ema_rate=0.05)
+    torch.nn.init.constant_(model.weight, 1.0078125)  # the next number of bf16
+    for step in (1, 2):
+        snapshot.update(model, step)
+    # 1 + 2^-7 (1 - 0.95^2) = 1 + 0.0078125 x 0.0975
+    assert float(snapshot.weights["weight"]) == pytest.approx(1.00076171875, abs=1e-7)
+
+
+def test_another_adapter_is_refused(tmp_path):
+    with lora(tmp_path) as run:
+        run.save()
+    changed = adapter()
+    changed.lora_alpha = 16
+    with (
+        GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, config(tmp_path), peft_config=changed) as run,
+        pytest.raises(ValueError, match="got peft_config; pass allow_changed_config"),
+    ):
+        run.resume(True)
