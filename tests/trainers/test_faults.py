@@ -20,7 +20,7 @@ from tiny import tiny_model, tiny_tokenizer
 from turncredit.rollout import load_trajectories
 from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback, checkpoint, optimization, resume, snapshots
 from turncredit.trainers.checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
-from turncredit.trainers.guard import Terminated, output_folder_lock
+from turncredit.trainers.guard import Terminated, TerminationGuard, output_folder_lock
 from turncredit.trainers.snapshots import TeacherSnapshot
 
 TESTS = Path(__file__).parents[1]
@@ -124,6 +124,16 @@ def test_sigterm_between_phases_is_answered_with_a_checkpoint(tmp_path, undistur
     assert signal.getsignal(signal.SIGTERM) is former
     # once the update is past scoring it is finished first
     assert checkpoints(tmp_path)[-1] == ("step-000002" if moment == "rollout" else "step-000003")
+    assert_goes_on_as_if_nothing_had_happened(tmp_path, undisturbed)
+
+
+def test_sigterm_waits_for_the_update_where_processes_save_together(tmp_path, undisturbed):
+    with trainer(tmp_path, callbacks=[Send("rollout")]) as run:
+        run.guard = TerminationGuard(immediate=False)  # as with several processes
+        with pytest.raises(SystemExit) as stop:
+            run.train()
+    assert stop.value.code == 143
+    assert checkpoints(tmp_path)[-1] == "step-000003"
     assert_goes_on_as_if_nothing_had_happened(tmp_path, undisturbed)
 
 
