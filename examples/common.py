@@ -135,7 +135,7 @@ def run(
     set_seed(config.seed)
     accelerator = accelerator or make_accelerator(args)
     model, tokenizer = load_policy(args, embedded)
-    # weights that are sharded while they are loaded (zero3_init_flag) cannot be copied later
+    # ZeRO-3 shards weights while they are loaded, whatever zero3_init_flag says; those cannot be copied later
     sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
     reference = load_model(args, embedded) if sharded and config.beta > 0 and args.lora_rank is None else None
     say = print if accelerator.is_main_process else lambda *a, **k: None

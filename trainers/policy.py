@@ -82,8 +82,8 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
     if config.beta > 0 and (ref_model is not None or not adapted):
         if ref_model is None and is_sharded(model):
             raise ValueError(
-                "GRPOTrainer: ref_model must be given when the model was loaded with zero3_init_flag, got None: "
-                "sharded weights cannot be copied; load the same model twice, or set beta=0"
+                "GRPOTrainer: ref_model must be given when ZeRO-3 sharded the model while it was loaded, got None; "
+                "load the same model a second time, or set beta=0"
             )
         frozen = copy.deepcopy(model) if ref_model is None else ref_model
     bare = PolicyScorer(model)
