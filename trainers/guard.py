@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from .checkpoint import list_checkpoints
+
 logger = logging.getLogger(__name__)
 
 EXIT_CODE = 128 + signal.SIGTERM
@@ -104,9 +106,27 @@ def set_aside(folder: Path) -> Path | None:
     """Rename a folder of earlier checkpoints, so that a fresh run cannot mix with them or resume from one of them."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return None
+    target = _unused(folder)
+    folder.rename(target)
+    logger.warning("earlier checkpoints in %s are now in %s", folder, target.name)
+    return target
+
+
+def set_later_aside(folder: Path, step: int) -> Path | None:
+    """Move checkpoints of later updates away: a run that went on from an older one would not be resumed from here."""
+    later = [path for path in list_checkpoints(folder) if int(path.name.rpartition("-")[2]) > step]
+    if not later:
+        return None
+    target = _unused(folder)
+    target.mkdir()
+    for path in later:
+        path.rename(target / path.name)
+    logger.warning("checkpoints after update %d in %s are now in %s", step, folder, target.name)
+    return target
+
+
+def _unused(folder: Path) -> Path:
     number = 1
     while (target := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
-    folder.rename(target)
-    logger.warning("earlier checkpoints in %s are now in %s", folder, target.name)
     return target

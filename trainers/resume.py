@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from ..envs import Task
 from .checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
 from .distributed import agree_max, full_weights, is_sharded, load_full_weights, zero_stage
+from .guard import set_later_aside
 from .optimizer_state import collect_optimizer, restore_optimizer
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ def save_run(trainer: GRPOTrainer) -> Path:
     if main:
         try:
             folder = write_checkpoint(root, trainer.step, lambda path: _write(trainer, path, weights, optimizer, rng))
+            set_later_aside(root, trainer.step)
             prune_checkpoints(root, trainer.config.save_total_limit, keep=folder)
         except Exception as error:  # safetensors and torch wrap what the disk says
             failure = error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")

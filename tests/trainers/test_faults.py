@@ -167,6 +167,19 @@ def test_a_fresh_run_sets_earlier_checkpoints_aside(tmp_path, caplog):
     assert "are now in checkpoints.1" in caplog.text
 
 
+def test_going_on_from_an_older_checkpoint_sets_later_ones_aside(tmp_path, caplog):
+    with trainer(tmp_path, max_steps=3, save_total_limit=3, eval_steps=0) as run:
+        run.train()
+    with trainer(tmp_path, max_steps=3, save_total_limit=3, eval_steps=0) as run:
+        run.resume(str(tmp_path / "checkpoints" / "step-000001"))
+        assert len(checkpoints(tmp_path)) == 3, "looking at an older one moves nothing"
+        run.train_step()
+        run.save()
+    assert checkpoints(tmp_path) == ["step-000001", "step-000002"]
+    assert os.listdir(tmp_path / "checkpoints.1") == ["step-000003"]
+    assert "checkpoints after update 2" in caplog.text
+
+
 def test_a_worker_that_grows_is_replaced_between_episodes(tmp_path):
     with trainer(tmp_path, max_steps=2, num_workers=1, max_worker_rss_mb=1.0, eval_steps=0) as run:
         run.train()
