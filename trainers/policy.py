@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from torch import nn
 
 from ..rollout.scoring import PolicyScorer
@@ -63,14 +64,10 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
         peft_config: a peft configuration: an adapter is put on the model, and the reference is the model without it.
 
     Raises:
-        ValueError: a precision other than float32 and bf16, or a reference that would have to be copied from weights
-            that are sharded already.
+        ValueError: an accelerator that this trainer cannot drive, or a reference that would have to be copied from
+            weights that are sharded already.
     """
-    if accelerator.mixed_precision not in ("no", "bf16"):
-        raise ValueError(
-            f'GRPOTrainer: mixed_precision must be "no" or "bf16", got {accelerator.mixed_precision!r}; use bf16: a '
-            "loss scale is in no checkpoint, and the steps it leaves out would count as faults"
-        )
+    check_accelerator(accelerator)
     configure_deepspeed(accelerator, config.max_grad_norm)
     disable_dropout(model)
     initial = weights_digest(model)
@@ -105,6 +102,30 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
     return Policy(scorer, optimizer, module.model, scoring, reference, initial)
 
 
+def check_accelerator(accelerator: Any) -> None:
+    """Refuse what would train wrongly without a word.
+
+    Raises:
+        ValueError: fp16 or fp8, sharding by other means than DeepSpeed, or accumulation by Accelerate.
+    """
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise ValueError(
+            f'GRPOTrainer: mixed_precision must be "no" or "bf16", got {accelerator.mixed_precision!r}; use bf16: a '
+            "loss scale is in no checkpoint, and the steps it leaves out would count as faults"
+        )
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.FSDP, DistributedType.MEGATRON_LM):
+        raise ValueError(
+            f"GRPOTrainer: accelerator must use plain processes or DeepSpeed, got {kind.value}; see examples/accelerate"
+        )
+    steps = accelerator.gradient_accumulation_steps
+    if kind != DistributedType.DEEPSPEED and steps != 1:
+        raise ValueError(
+            f"GRPOTrainer: gradient_accumulation_steps of the accelerator must be 1, got {steps}; micro_batch_tokens "
+            "decides on micro-batches, and Accelerate would divide the loss once more"
+        )
+
+
 def prepare_reference(accelerator: Any, reference: PolicyScorer) -> Any:
     """The frozen reference in the policy's precision, so that equal weights have a KL of exactly 0 in bf16 too."""
     stage = zero_stage(accelerator)
@@ -123,11 +144,16 @@ def add_adapter(model: Any, peft_config: Any) -> Any:
 
     Raises:
         ImportError: peft is not installed.
+        ValueError: the adapter works on prompts, which scoring would not see.
     """
     try:
         from peft import get_peft_model
     except ImportError as error:
         raise ImportError("GRPOTrainer: peft_config needs the package peft; install turncredit[lora]") from error
+    if peft_config.is_prompt_learning:
+        raise ValueError(
+            f"GRPOTrainer: peft_config must put its weights into the layers, got {type(peft_config).__name__}; use LoRA"
+        )
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         model.enable_input_require_grads()
     return get_peft_model(model, peft_config)

@@ -15,7 +15,7 @@ from tiny import tiny_model, tiny_tokenizer
 from turncredit.rollout import PolicyScorer, score_responses
 from turncredit.trainers import GRPOTrainer
 from turncredit.trainers.distributed import configure_deepspeed
-from turncredit.trainers.policy import make_policy
+from turncredit.trainers.policy import add_adapter, check_accelerator, make_policy
 from turncredit.trainers.snapshots import TeacherSnapshot
 
 PROMPTS, RESPONSES = [(3, 9, 4), (3, 10, 11, 4)], [(12, 13, 1), (14,)]
@@ -135,9 +135,26 @@ def test_in_bf16_an_equal_reference_scores_exactly_like_the_policy(tmp_path, bf1
     assert not torch.equal(reference, exact), "both run in bf16"
 
 
-def test_other_precisions_are_refused():
-    with pytest.raises(ValueError, match='mixed_precision must be "no" or "bf16", got \'fp16\''):
-        make_policy(SimpleNamespace(mixed_precision="fp16"), tiny_model(), None, None, None)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mixed_precision": "fp16"}, 'mixed_precision must be "no" or "bf16", got \'fp16\''),
+        ({"distributed_type": DistributedType.FSDP}, "plain processes or DeepSpeed, got FSDP"),
+        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps of the accelerator must be 1, got 4"),
+    ],
+)
+def test_accelerators_that_would_train_wrongly_are_refused(changes, message):
+    settings = {"mixed_precision": "no", "distributed_type": DistributedType.NO, "gradient_accumulation_steps": 1}
+    check_accelerator(SimpleNamespace(**settings))
+    with pytest.raises(ValueError, match=message):
+        make_policy(SimpleNamespace(**{**settings, **changes}), tiny_model(), None, None, None)
+
+
+def test_adapters_that_scoring_would_not_see_are_refused():
+    peft = pytest.importorskip("peft")
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ValueError, match="into the layers, got PromptTuningConfig"):
+        add_adapter(tiny_model(), prompts)
 
 
 def test_deepspeed_sums_bf16_micro_batches_in_float32():
