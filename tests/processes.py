@@ -18,6 +18,8 @@ def start(script: Path, *arguments: str, world: int = 2, **environment: str) -> 
     common = {
         **{name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")},
         "OMP_NUM_THREADS": "1",
+        # DeepSpeed compiles with the ninja it finds, and once more when it finds another one the next time
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world),
