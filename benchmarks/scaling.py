@@ -1,10 +1,10 @@
-"""Memory and time of an update at sizes that do not fit here, from counted bytes and operations, and checks of the counts.
+"""Memory and time of an update at sizes that do not fit here, from counted bytes and operations, and their checks.
 
     python benchmarks/scaling.py
 
-Shapes are Qwen2.5's, built without weights. An update is 16 tasks x 8 rollouts x 20 turns of 1,500 prompt and 100 response
-tokens, ALFWorld's size. The device numbers are assumptions printed with the table, not measurements. The counts are
-checked against what this machine can do: operations against torch's counter, bytes against live tensors.
+Shapes are Qwen2.5's, built without weights. An update is 16 tasks x 8 rollouts x 20 turns of 1,500 prompt and 100
+response tokens, ALFWorld's size. The device numbers are assumptions printed with the table, not measurements. The
+counts are checked against what this machine can do: operations against torch's counter, bytes against live tensors.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def shape(name: str) -> Shape:
 
 
 def memory(s: Shape, gpus: int, stage: int) -> dict[str, float]:
-    """Bytes per GPU. Stage 0 is DDP with float32 weights under bf16 autocast, else DeepSpeed's bf16 with float32 master.
+    """Bytes per GPU. Stage 0: DDP, float32 weights under bf16 autocast; else DeepSpeed's bf16 with a float32 master.
 
     AgentOPSD at beta 0: no reference, and the teacher is the policy. A reference adds ``reference`` bytes.
     """
@@ -155,7 +155,10 @@ def main() -> None:
         f"\nassumed: {FLOPS / 1e12:.0f} TFLOP/s at {USED_FLOPS:.0%} (prefill {PREFILL_USED:.0%}), "
         f"{BANDWIDTH / 1e12:.2f} TB/s at {USED_BANDWIDTH:.0%}\n"
     )
-    print("| model | parameters | GPUs | strategy | state | peak | + reference | all logits at once | rollout | scoring | teacher | training |")
+    print(
+        "| model | parameters | GPUs | strategy | state | peak | + reference | all logits at once | "
+        "rollout | scoring | teacher | training |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for name in SHAPES:
         s = shape(name)

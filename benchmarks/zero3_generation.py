@@ -28,7 +28,7 @@ def main() -> None:
     args = SimpleNamespace(
         mixed_precision="no", model=None, attn_implementation=None, gradient_checkpointing=False, lora_rank=None
     )
-    options = dict(games_dir="outputs/alfworld_games", num_games=192, max_turns=None, privileged="hint")
+    options = {"games_dir": "outputs/alfworld_games", "num_games": 192, "max_turns": None}
     accelerator = common.make_accelerator(args)
     suite = train_alfworld.generated_suite(SimpleNamespace(**vars(args), **options), accelerator)
     seconds: dict[str, list[float]] = {"once a phase": [], "once a turn": [], "sharded, in step": []}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator  # pyright: ignore[reportAttributeAccessIssue]
 from accelerate.utils import InitProcessGroupKwargs
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
@@ -129,11 +129,11 @@ def run(
     suite: TaskSuite,
     config: GRPOConfig,
     embedded: Path,
-    accelerator: Accelerator | None = None,
+    accelerator: Any = None,
 ) -> None:
     """Evaluate, train, evaluate; print success before and after and write everything into the output folder."""
     set_seed(config.seed)
-    accelerator = accelerator or make_accelerator(args)
+    accelerator = make_accelerator(args) if accelerator is None else accelerator
     model, tokenizer = load_policy(args, embedded)
     # ZeRO-3 shards weights while they are loaded, whatever zero3_init_flag says; those cannot be copied later
     sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())

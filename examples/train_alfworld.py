@@ -20,7 +20,7 @@ import argparse
 from pathlib import Path
 
 import common
-from accelerate import Accelerator
+from accelerate import Accelerator  # pyright: ignore[reportAttributeAccessIssue]
 from tiny_policy.prompt import compact_messages
 
 from turncredit.envs import TaskSuite

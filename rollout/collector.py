@@ -241,7 +241,7 @@ class RolloutCollector:
         budgets: Sequence[int] | None = None,
         batch_size: int | None = None,
     ) -> list[Sample]:
-        """Responses to any number of prompts, `batch_size` at a time (see `Sampler.sample`); in step where it must be."""
+        """Responses to any number of prompts, `batch_size` at a time (see `Sampler.sample`), in step where needed."""
         size = batch_size or max(len(prompts), 1)
         calls = -(-len(prompts) // size)
         samples: list[Sample] = []

@@ -26,8 +26,8 @@ class GRPOConfig:
         num_workers: environment processes, per process; 0 plays in this one.
         env_timeout: seconds before a silent environment process is replaced.
         max_worker_rss_mb: replace an environment process of more memory than this between episodes; None never does.
-        ds3_gather_for_generation: under ZeRO-3, gather the weights once for every rollout phase; False keeps them sharded
-            (less memory, every token a collective call).
+        ds3_gather_for_generation: under ZeRO-3, gather the weights once for every rollout phase; False keeps them
+            sharded (less memory, every token a collective call).
         epsilon, epsilon_high: clip range of the ratio below and above 1.
         delta: dual clip for negative advantages; None turns it off.
         beta: coefficient of the KL (k3) to the initial policy; 0 keeps no reference model.

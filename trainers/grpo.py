@@ -10,8 +10,6 @@ import contextlib
 import functools
 import logging
 import math
-import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,23 +20,22 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from ..credit import CreditMethod, get_credit
 from ..envs import Task, TaskSuite
-from ..rollout.collector import RolloutCollector
-from ..rollout.io import save_trajectories
 from ..rollout.types import Trajectory
+from .assembly import check_processes, check_tasks, make_collector, make_credit
 from .batch import make_batch, usable
 from .callbacks import TrainerCallback
 from .config import GRPOConfig
 from .distributed import agree_max, whole_for_generation, zero_stage
 from .encoder import Encoder, load_encoder
 from .guard import EXIT_CODE, Terminated, TerminationGuard, output_folder_lock, set_aside
-from .loggers import MetricsLogger, readable
-from .metrics import TrajectorySummary, rollout_metrics, summarise
+from .loggers import MetricsLogger
+from .metrics import TrajectorySummary, rollout_metrics
 from .optimization import MicroBatchLimits, TrainRows, accumulate_gradients, apply_gradients, learning_rate
 from .phase import CreditPhase
 from .policy import make_policy
 from .recipes import get_recipe
+from .records import Clock, gather_summaries, keep_rollouts, mean_over_processes, write_completions
 from .resume import load_run, save_run
 from .snapshots import TeacherSnapshot
 
@@ -90,22 +87,12 @@ class GRPOTrainer:
         self.callbacks = list(callbacks)
         self.progress = progress
         self.recipe = get_recipe(config.credit)
-        self.credit = self._credit_method()
+        self.credit = make_credit(config, self.recipe)
         self.train_tasks = list(suite.tasks("train") if train_tasks is None else train_tasks)
         self.eval_tasks = list(suite.tasks("eval") if eval_tasks is None else eval_tasks)[: config.num_eval_tasks]
-        self._check_tasks()
+        check_tasks(config, self.train_tasks, self.eval_tasks)
         self.accelerator = accelerator or Accelerator()
-        asked = int(os.environ.get("WORLD_SIZE", "1"))
-        if asked != self.accelerator.num_processes:
-            raise RuntimeError(
-                f"GRPOTrainer: the script was launched for {asked} processes but runs as "
-                f"{self.accelerator.num_processes}; see docs/scaling.md for launch commands that work"
-            )
-        if self.accelerator.num_processes > config.num_tasks:
-            raise ValueError(
-                f"GRPOTrainer: num_tasks must be at least one per process, got {config.num_tasks} for "
-                f"{self.accelerator.num_processes} processes"
-            )
+        check_processes(config, self.accelerator)
         self.folder = Path(config.output_dir)
         self.step = 0
         self.skipped_steps = self.failed_saves = self.empty_updates = 0
@@ -116,7 +103,7 @@ class GRPOTrainer:
 
         self.policy = make_policy(self.accelerator, model, config, ref_model, peft_config)
         self.scorer, self.optimizer, self.model = self.policy.scorer, self.policy.optimizer, self.policy.model
-        self.collector = self._make_collector()
+        self.collector = make_collector(config, self.accelerator, self.model, tokenizer, suite)
         self.snapshot: TeacherSnapshot | None = None
         if self.recipe.snapshot != "current":
             self.snapshot = TeacherSnapshot(
@@ -143,47 +130,6 @@ class GRPOTrainer:
             functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
             gather_object if self.accelerator.num_processes > 1 else None,
         )
-
-    def _make_collector(self) -> RolloutCollector:
-        config, accelerator = self.config, self.accelerator
-        share = -(-config.num_tasks * config.num_generations // accelerator.num_processes)
-        sharded = zero_stage(accelerator) == 3 and not config.ds3_gather_for_generation
-        return RolloutCollector(
-            self.model,
-            self.tokenizer,
-            self.suite,
-            config.sampling,
-            num_envs=min(config.num_envs, max(share, 1)),
-            num_workers=config.num_workers,
-            env_timeout=config.env_timeout,
-            max_worker_rss_mb=config.max_worker_rss_mb,
-            agree=functools.partial(agree_max, accelerator) if sharded else None,
-        )
-
-    def _credit_method(self) -> CreditMethod:
-        options = {**self.recipe.credit_options, **self.config.credit_options}
-        method = get_credit(self.recipe.credit, **options)
-        if "invalid_penalty" in method.options and "invalid_penalty" not in options:
-            options["invalid_penalty"] = self.config.invalid_action_penalty
-        return get_credit(self.recipe.credit, **options)
-
-    def _check_tasks(self) -> None:
-        config = self.config
-        if not self.train_tasks:
-            raise ValueError(
-                "GRPOTrainer: train_tasks must not be empty; check the suite's data folder and split names"
-            )
-        if len(self.train_tasks) < config.num_tasks:
-            raise ValueError(
-                f"GRPOTrainer: train_tasks must hold at least num_tasks = {config.num_tasks}, got "
-                f"{len(self.train_tasks)}; lower num_tasks or provide more tasks"
-            )
-        shared = {task.id for task in self.train_tasks} & {task.id for task in self.eval_tasks}
-        if shared:
-            raise ValueError(
-                f"GRPOTrainer: eval_tasks must not overlap train_tasks, got {len(shared)} in both, "
-                f"such as {min(shared)!r}; the evaluation panel must be held out"
-            )
 
     # ---- the loop
 
@@ -250,7 +196,7 @@ class GRPOTrainer:
 
     def train_step(self) -> dict[str, float]:
         """One update: rollouts, scores, credit, optimiser steps. Returns its metrics, equal on every process."""
-        clock = _Clock()
+        clock = Clock()
         with self.guard.interruptible():
             trajectories = self.rollout(self.tasks_of(self.step))
         for callback in self.callbacks:
@@ -259,20 +205,21 @@ class GRPOTrainer:
         times = {"generation": stats.generation_seconds, "environment": stats.environment_seconds}
         clock.lap()
         try:
-            with self._keep_rollouts(trajectories):
+            with keep_rollouts(self.folder, trajectories, self.step, self.accelerator.process_index):
                 batch = make_batch(usable(trajectories))
                 with self.guard.interruptible():
                     result = self.phase(batch, self.step)
                 if result.inputs is not None and result.credit is not None:
                     for callback in self.callbacks:
                         callback.on_credit(self, result.inputs, result.credit)
-                metrics = self._mean_over_processes(result.metrics, len(batch.trajectories))
+                metrics = mean_over_processes(self.accelerator, result.metrics, len(batch.trajectories))
                 times["scoring"] = clock.lap()
                 metrics |= self._optimise(result.rows)
                 times["training"] = clock.lap()
         finally:
-            self._write_completions(trajectories)
-        summaries = self._summaries(trajectories)
+            if self.accelerator.is_main_process:
+                write_completions(self.folder, trajectories[: self.config.log_completions], self.step)
+        summaries = gather_summaries(self.accelerator, trajectories)
         metrics |= rollout_metrics(summaries)
         self._check_usable(summaries)
         metrics |= {f"time/{name}_seconds": value for name, value in times.items()}
@@ -396,7 +343,7 @@ class GRPOTrainer:
                     mine, 1, seed=-1, privileged=privileged, sampling=sampling, progress=bar
                 )
         prefix = "eval_privileged" if privileged else "eval"
-        metrics = rollout_metrics(self._summaries(trajectories), prefix)
+        metrics = rollout_metrics(gather_summaries(self.accelerator, trajectories), prefix)
         self.eval_trajectories = trajectories
         if world > 1:
             self.eval_trajectories = gather_object(trajectories)
@@ -454,64 +401,7 @@ class GRPOTrainer:
         with tqdm(total=total, desc=description, unit="episode", leave=False) as bar:
             yield bar
 
-    @contextlib.contextmanager
-    def _keep_rollouts(self, trajectories: Sequence[Trajectory]):
-        """A finished rollout is never lost: an error after it leaves the trajectories on disk."""
-        try:
-            yield
-        except Exception:
-            name = f"failed-update-{self.step + 1:06d}-process-{self.accelerator.process_index}.jsonl.gz"
-            with contextlib.suppress(OSError):
-                path = save_trajectories(trajectories, self.folder / name)
-                logger.error("update %d failed; its rollouts are in %s", self.step + 1, path)
-            raise
-
-    def _write_completions(self, trajectories: Sequence[Trajectory]) -> None:
-        if not (self.config.log_completions and self.accelerator.is_main_process):
-            return
-        text = "\n".join(readable(t) for t in trajectories[: self.config.log_completions])
-        path = self.folder / "completions" / f"step-{self.step + 1:06d}.txt"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            logger.warning("completions of update %d could not be written: %s", self.step + 1, error)
-
     def _logger(self, resumed: bool) -> MetricsLogger | None:
         if not self.accelerator.is_main_process:
             return None
         return MetricsLogger(self.folder, self.config.report_to, self.config, self.step if resumed else None)
-
-    def _summaries(self, trajectories: Sequence[Trajectory]) -> list[TrajectorySummary]:
-        """Every process's trajectories as far as the metrics read them."""
-        own = [summarise(trajectory) for trajectory in trajectories]
-        return own if self.accelerator.num_processes == 1 else gather_object(own)
-
-    def _mean_over_processes(self, metrics: dict[str, float], weight: int) -> dict[str, float]:
-        """Means weighted by trajectories, so that the number does not depend on how tasks were spread."""
-        if self.accelerator.num_processes == 1:
-            return metrics
-        everyone = gather_object([(weight, metrics)])
-        names = sorted({name for _, values in everyone for name in values})
-        result = {}
-        for name in names:
-            pairs = [(w, values[name]) for w, values in everyone if name in values and w]
-            counts = name in ("credit/groups", "credit/groups_without_advantage") or name.startswith("teacher/")
-            if counts:
-                result[name] = float(sum(value for _, value in pairs))
-            elif pairs:
-                result[name] = float(np.average([v for _, v in pairs], weights=[w for w, _ in pairs]))
-        return result
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.start = self.last = time.perf_counter()
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        elapsed, self.last = now - self.last, now
-        return elapsed
-
-    def total(self) -> float:
-        return time.perf_counter() - self.start

@@ -59,7 +59,7 @@ def test_two_plain_processes(tmp_path, alone):
 
 
 def test_the_second_node_is_launched_where_it_is():
-    """Accelerate's default for several nodes is pdsh, which starts everything from one of them and needs a host file."""
+    """Accelerate's default for several nodes is pdsh, which starts everything from one and needs a host file."""
     parser = launch_command_parser()
     file = str(Path(__file__).parents[2] / "examples" / "accelerate" / "two_nodes.yaml")
     where = ["--machine_rank", "1", "--main_process_ip", "10.0.0.1", "--main_process_port", "29511"]

@@ -1,0 +1,82 @@
+"""What an update leaves behind: its rollouts when it fails, readable completions, numbers of all processes, times."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate.utils import gather_object
+
+from ..rollout.io import save_trajectories
+from ..rollout.types import Trajectory
+from .loggers import readable
+from .metrics import TrajectorySummary, summarise
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def keep_rollouts(folder: Path, trajectories: Sequence[Trajectory], step: int, process: int) -> Iterator[None]:
+    """A finished rollout is never lost: an error inside leaves the trajectories on disk."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(OSError):
+            path = save_trajectories(trajectories, folder / f"failed-update-{step + 1:06d}-process-{process}.jsonl.gz")
+            logger.error("update %d failed; its rollouts are in %s", step + 1, path)
+        raise
+
+
+def write_completions(folder: Path, trajectories: Sequence[Trajectory], step: int) -> None:
+    """Write trajectories as readable text; a full disk costs this file only."""
+    if not trajectories:
+        return
+    path = folder / "completions" / f"step-{step + 1:06d}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(map(readable, trajectories)), encoding="utf-8")
+    except OSError as error:
+        logger.warning("completions of update %d could not be written: %s", step + 1, error)
+
+
+def gather_summaries(accelerator: Any, trajectories: Sequence[Trajectory]) -> list[TrajectorySummary]:
+    """Every process's trajectories as far as the metrics read them; collective."""
+    own = [summarise(trajectory) for trajectory in trajectories]
+    return own if accelerator.num_processes == 1 else gather_object(own)
+
+
+def mean_over_processes(accelerator: Any, metrics: Mapping[str, float], weight: int) -> dict[str, float]:
+    """Means weighted by trajectories, whatever the spread of tasks, and sums of counts."""
+    if accelerator.num_processes == 1:
+        return dict(metrics)
+    everyone = gather_object([(weight, dict(metrics))])
+    result = {}
+    for name in sorted({name for _, values in everyone for name in values}):
+        pairs = [(w, values[name]) for w, values in everyone if name in values and w]
+        if name in ("credit/groups", "credit/groups_without_advantage") or name.startswith("teacher/"):
+            result[name] = float(sum(value for _, value in pairs))
+        elif pairs:
+            result[name] = float(np.average([v for _, v in pairs], weights=[w for w, _ in pairs]))
+    return result
+
+
+class Clock:
+    """Seconds since it was made, and since the last lap."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        now = time.perf_counter()
+        elapsed, self.last = now - self.last, now
+        return elapsed
+
+    def total(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.start
