@@ -90,12 +90,12 @@ class WorkerProcess:
 def _launch() -> tuple[subprocess.Popen[bytes], Connection]:
     """A fresh interpreter that serves `_worker.main`, and our end of the connection.
 
-    Its standard input is a pipe from here that carries nothing: it closes when this process ends. SIGINT is held back
-    while the child starts, until it ignores it.
+    Its standard input is a pipe from here that carries nothing: it closes when this process ends. SIGINT and SIGTERM
+    are held back while the child starts, until it ignores them.
     """
     ours, theirs = multiprocessing.Pipe()
     boot = _BOOT.format(module=EnvSlots.__module__)
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", boot, json.dumps(sys.path), str(theirs.fileno())],

@@ -97,7 +97,9 @@ def main(descriptor: int) -> None:
         descriptor: inherited file descriptor of the connection. The first message is the factory; every later one is
             (serial, kind, requests), answered by (serial, replies, resident MB).
     """
+    # a signal to the whole process group is the parent's to answer; it ends its workers when it is done with them
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     connection = Connection(descriptor)
     try:

@@ -38,8 +38,8 @@ class VectorEnv:
     - a worker silent for `timeout` seconds: it is killed, and ``"timeout"`` likewise.
 
     An episode lost while its slot was not part of the call is told at its next step. A worker is replaced when one of
-    its slots is next reset. Workers are fresh interpreters that import only the factory's module; they ignore Ctrl-C,
-    and leave when this process does, however it ends.
+    its slots is next reset. Workers are fresh interpreters that import only the factory's module; they ignore Ctrl-C
+    and SIGTERM, and leave when this process does, however it ends.
 
     Args:
         make_env: a picklable factory. One that is defined in a script itself makes workers import that script, so

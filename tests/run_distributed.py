@@ -1,12 +1,14 @@
 """One of two processes for tests: python run_distributed.py STAGE FOLDER.
 
-STAGE is a ZeRO stage, -1 for plain data parallelism, or ``fail``, where process 1 raises in the second update.
+STAGE is a ZeRO stage, -1 for plain data parallelism, ``half`` for bf16 under ZeRO-3, or ``fail``, where process 1
+raises in the second update.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from toy import ToySuite
 
 from turncredit.rollout import SamplingConfig
 from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
+from turncredit.trainers.distributed import full_weights
 
 SUITE = ToySuite(num_tasks=8, lenient=True)
 METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar")
@@ -94,6 +97,61 @@ def train_whole_and_in_parts(accelerator: Accelerator, folder: Path, method: str
         assert all(line == by_step[line["step"]] for line in later), method
 
 
+def half_precision(folder: Path) -> None:
+    """ZeRO-3 in bf16: a LoRA adapter resumes bit for bit, its first KL is 0, and a NaN loss costs one step."""
+    from peft import LoraConfig
+
+    torch.set_num_threads(1)
+    accelerator = Accelerator(
+        mixed_precision="bf16",
+        deepspeed_plugin=DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False),
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
+    )
+
+    def make(name: str, lora: bool = True) -> GRPOTrainer:
+        torch.manual_seed(3)
+        adapter = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None
+        settings = config(folder / name, credit="grpo", num_minibatches=1)
+        options = {"accelerator": accelerator, "peft_config": adapter}
+        return GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, settings, **options)
+
+    with make("whole") as run:
+        run.train()
+    with make("parts") as run:
+        first = run.train_step()
+        assert first["train/kl"] == 0.0
+        run.train_step()
+        run.save()
+    with make("parts") as run:
+        run.train(resume_from=True)
+    if accelerator.is_main_process:
+        files = [folder / name / "checkpoints" / "step-000004" / "trained.safetensors" for name in ("whole", "parts")]
+        whole, parts = map(load_file, files)
+        assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    with make("nan", lora=False) as run:
+        before = full_weights(run.model)
+        phase = run.phase
+
+        def poisoned(*arguments: Any) -> Any:
+            result = phase(*arguments)
+            result.rows.advantages[:] = torch.where(result.rows.response_mask, torch.nan, 0.0)
+            return replace(result, rows=replace(result.rows, active=torch.ones_like(result.rows.active)))
+
+        run.phase = poisoned
+        metrics = run.train_step()
+        assert metrics["train/skipped_steps"] == 1
+        after = full_weights(run.model)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        run.phase = phase
+        while run.train_step()["train/optimizer_steps"] == 0:
+            pass
+        assert all(bool(value.isfinite().all()) for value in full_weights(run.model).values())
+        assert run.skipped_steps == 1
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    print("finished", flush=True)
+
+
 class Fail(TrainerCallback):
     def on_credit(self, trainer: GRPOTrainer, inputs: Any, credit: Any) -> None:
         if trainer.accelerator.process_index == 1 and trainer.step == 1:
@@ -128,7 +186,7 @@ def main(stage: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "fail":
-        fail(Path(sys.argv[2]))
+    if sys.argv[1] in ("fail", "half"):
+        {"fail": fail, "half": half_precision}[sys.argv[1]](Path(sys.argv[2]))
     else:
         main(int(sys.argv[1]), Path(sys.argv[2]))

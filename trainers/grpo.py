@@ -155,7 +155,7 @@ class GRPOTrainer:
                 set_aside(self.folder / "checkpoints")
             self.accelerator.wait_for_everyone()
             try:
-                return self._train(self._logger(resumed=bool(resume_from) and self.step > 0))
+                return self._train(self._logger(resumed=self.step > 0))
             except Terminated:
                 self.save()
             raise SystemExit(EXIT_CODE)
@@ -182,7 +182,7 @@ class GRPOTrainer:
                 raise Terminated
             if last or (config.save_steps and self.step % config.save_steps == 0):
                 self._save_or_go_on(last)
-        return evaluation
+        return evaluation or self.evaluate()
 
     def _save_or_go_on(self, last: bool) -> None:
         """A checkpoint that cannot be written costs itself and not the run, unless it is the last one."""
@@ -280,7 +280,7 @@ class GRPOTrainer:
                     continue
                 lr = learning_rate(self.step, config)
                 metrics["grad_norm"] = apply_gradients(
-                    self.accelerator, self.scorer, self.optimizer, lr, config.max_grad_norm
+                    self.accelerator, self.scorer, self.optimizer, lr, config.max_grad_norm, metrics["loss"]
                 )
                 metrics["learning_rate"] = lr
                 self._check_finite(metrics)

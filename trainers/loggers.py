@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -57,7 +58,7 @@ class MetricsLogger:
         self._last = step
         try:
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **metrics}) + "\n")
+                file.write(json.dumps({"step": step, **_as_json(metrics)}) + "\n")
         except OSError as error:
             logger.warning("metrics of update %d could not be written: %s", step, error)
         for tracker in list(self._trackers):
@@ -66,6 +67,11 @@ class MetricsLogger:
             except Exception as error:
                 logger.warning("a tracker failed and is left out from now on: %s", error)
                 self._trackers.remove(tracker)
+
+
+def _as_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no nan and no infinity: such a number is null."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def _wandb(folder: Path, config: Any):

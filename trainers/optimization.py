@@ -11,92 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..rollout.scoring import pack_rows, plan_micro_batches
+from ..rollout.scoring import pack_rows
 from .config import GRPOConfig
 from .distributed import agree_max, backward, no_sync, zero_stage
 from .losses import clipped_policy_loss, kl_k3, loss_coefficients, sdar_loss, skill_sd_loss
+from .rows import MicroBatchLimits, TrainRows
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class MicroBatchLimits:
-    """How large a training micro-batch may be; halved for the rest of a run when memory runs out.
-
-    Args:
-        tokens: rows x longest row.
-        rows: rows at most; None for no such limit.
-    """
-
-    tokens: int
-    rows: int | None = None
-
-    @classmethod
-    def of(cls, config: GRPOConfig) -> MicroBatchLimits:
-        """The limits that a configuration asks for."""
-        return cls(config.micro_batch_tokens, config.per_device_train_batch_size)
-
-    def plan(self, rows: TrainRows) -> list[list[int]]:
-        """Row indices of every micro-batch, the longest rows first."""
-        lengths = [len(p) + len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
-        plan = plan_micro_batches(lengths, self.tokens)
-        limit = self.rows
-        return plan if limit is None else [b[i : i + limit] for b in plan for i in range(0, len(b), limit)]
-
-    def halve(self, largest: int) -> bool:
-        """Make room, starting from micro-batches of `largest` rows; False where they cannot be smaller."""
-        if largest < 2:
-            return False
-        self.tokens = max(self.tokens // 2, 1)
-        self.rows = -(-largest // 2)
-        return True
-
-
 class MicroBatchTooLarge(RuntimeError):
     """Memory ran out in a micro-batch, here or on another process; nothing was reduced yet."""
-
-
-@dataclass(frozen=True)
-class TrainRows:
-    """The rows of one optimiser step on this process; may be none at all.
-
-    Args:
-        prompts, responses: M token-id sequences each.
-        response_mask: ``[M, T]`` bool.
-        trajectory_ids: ``[M]`` int64, any labels.
-        active: ``[M]`` bool, False for rows of groups without any advantage.
-        advantages, old_logprobs: ``[M, T]`` float32.
-        ref_logprobs, teacher_logprobs: ``[M, T]`` float32, or None where the loss has no such term.
-    """
-
-    prompts: list[tuple[int, ...]]
-    responses: list[tuple[int, ...]]
-    response_mask: Tensor
-    trajectory_ids: Tensor
-    active: Tensor
-    advantages: Tensor
-    old_logprobs: Tensor
-    ref_logprobs: Tensor | None = None
-    teacher_logprobs: Tensor | None = None
-
-    def select(self, rows: Tensor) -> TrainRows:
-        """The rows of an index tensor, in its order."""
-        index = rows.tolist()
-
-        def take(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value[rows]
-
-        return TrainRows(
-            [self.prompts[i] for i in index],
-            [self.responses[i] for i in index],
-            self.response_mask[rows],
-            self.trajectory_ids[rows],
-            self.active[rows],
-            self.advantages[rows],
-            self.old_logprobs[rows],
-            take(self.ref_logprobs),
-            take(self.teacher_logprobs),
-        )
 
 
 @dataclass(frozen=True)
@@ -355,8 +280,14 @@ def learning_rate(step: int, config: GRPOConfig) -> float:
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
-def apply_gradients(accelerator: Any, scorer: Any, optimizer: Any, lr: float, max_grad_norm: float) -> float:
-    """Clip, step and clear. Returns the gradient norm before clipping; nan or inf means the step was left out."""
+def apply_gradients(
+    accelerator: Any, scorer: Any, optimizer: Any, lr: float, max_grad_norm: float, loss: float = 0.0
+) -> float:
+    """Clip, step and clear, or only clear where the gradient or the `loss` is not finite (DeepSpeed: the gradient).
+
+    Returns:
+        The gradient norm before clipping, over all processes.
+    """
     for group in optimizer.param_groups:
         group["lr"] = lr
     if zero_stage(accelerator):
@@ -364,7 +295,7 @@ def apply_gradients(accelerator: Any, scorer: Any, optimizer: Any, lr: float, ma
         return float(scorer.get_global_grad_norm())
     norm = accelerator.clip_grad_norm_(scorer.parameters(), max_grad_norm)
     value = float(norm) if norm is not None else 0.0
-    if math.isfinite(value):
+    if math.isfinite(value) and math.isfinite(loss):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return value

@@ -351,3 +351,16 @@ def test_bad_arguments_are_named(fakes):
             envs.step({0: "x"})
         assert envs.reset({}) == {}
         assert envs.step({}) == {}
+
+
+def test_a_signal_to_the_whole_group_costs_no_episode(fakes):
+    """A batch system sends SIGTERM to every process; the trainer finishes its update first, and needs its workers."""
+    with VectorEnv(fakes.Counter, 2, num_workers=1) as envs:
+        envs.reset({0: "a"})
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(envs.worker_pids[0], number)
+        time.sleep(0.1)
+        assert texts(envs.step({0: "x"})) == {0: "a:1"}
+        assert envs.workers_replaced == 0
+        pids = envs.worker_pids
+    assert gone(pids), "and they leave when they are told to"

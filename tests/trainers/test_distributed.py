@@ -46,7 +46,7 @@ def assert_like_one_process(got: Path, expected: Path) -> None:
         torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=2e-4)
 
 
-def run_pair(stage: int, folder: Path, **environment: str) -> None:
+def run_pair(stage: int | str, folder: Path, **environment: str) -> None:
     for code, output in finish(start(SCRIPT, str(stage), str(folder), **environment), timeout=200):
         assert code == 0, output[-4000:]
         assert "finished" in output
@@ -84,3 +84,10 @@ def test_two_processes_under_zero(tmp_path, alone, stage):
         )
         sharded, whole = saved(tmp_path / "synced"), saved(tmp_path / "align_opsd" / "whole")
         assert all(torch.equal(sharded[name], whole[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_bf16_under_zero_3_with_an_adapter_and_a_loss_that_is_not_finite(tmp_path):
+    pytest.importorskip("deepspeed")
+    pytest.importorskip("peft")
+    run_pair("half", tmp_path, DS_ACCELERATOR="cpu")

@@ -97,3 +97,8 @@ def test_a_trajectory_reads_well():
     assert "--- turn 1  INVALID  advantage -0.250" in text
     assert "observation: a room" in text
     assert "response: <action> go </action>" in text
+
+
+def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path):
+    MetricsLogger(tmp_path, (), None).log(1, {"a": float("nan"), "b": float("inf"), "c": 1.5})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": null, "b": null, "c": 1.5}\n'

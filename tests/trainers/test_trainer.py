@@ -203,6 +203,15 @@ def test_resuming_drops_log_lines_of_the_lost_future_and_goes_on(tmp_path):
     assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3]
 
 
+def test_a_finished_run_that_is_resumed_is_evaluated_and_keeps_its_log(tmp_path):
+    with trainer(tmp_path, max_steps=1) as run:
+        after = run.train()
+    with trainer(tmp_path, max_steps=1) as run:
+        run.resume(True)
+        assert run.train() == after
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1]
+
+
 def test_a_checkpoint_is_an_ordinary_model_folder(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

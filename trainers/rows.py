@@ -1,0 +1,86 @@
+"""The rows of one optimiser step, and how they are cut into micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..rollout.scoring import plan_micro_batches
+from .config import GRPOConfig
+
+
+@dataclass(frozen=True)
+class TrainRows:
+    """The rows of one optimiser step on this process; may be none at all.
+
+    Args:
+        prompts, responses: M token-id sequences each.
+        response_mask: ``[M, T]`` bool.
+        trajectory_ids: ``[M]`` int64, any labels.
+        active: ``[M]`` bool, False for rows of groups without any advantage.
+        advantages, old_logprobs: ``[M, T]`` float32.
+        ref_logprobs, teacher_logprobs: ``[M, T]`` float32, or None where the loss has no such term.
+    """
+
+    prompts: list[tuple[int, ...]]
+    responses: list[tuple[int, ...]]
+    response_mask: Tensor
+    trajectory_ids: Tensor
+    active: Tensor
+    advantages: Tensor
+    old_logprobs: Tensor
+    ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+
+    def select(self, rows: Tensor) -> TrainRows:
+        """The rows of an index tensor, in its order."""
+        index = rows.tolist()
+
+        def take(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value[rows]
+
+        return TrainRows(
+            [self.prompts[i] for i in index],
+            [self.responses[i] for i in index],
+            self.response_mask[rows],
+            self.trajectory_ids[rows],
+            self.active[rows],
+            self.advantages[rows],
+            self.old_logprobs[rows],
+            take(self.ref_logprobs),
+            take(self.teacher_logprobs),
+        )
+
+
+@dataclass
+class MicroBatchLimits:
+    """How large a training micro-batch may be; halved for the rest of a run when memory runs out.
+
+    Args:
+        tokens: rows x longest row.
+        rows: rows at most; None for no such limit.
+    """
+
+    tokens: int
+    rows: int | None = None
+
+    @classmethod
+    def of(cls, config: GRPOConfig) -> MicroBatchLimits:
+        """The limits that a configuration asks for."""
+        return cls(config.micro_batch_tokens, config.per_device_train_batch_size)
+
+    def plan(self, rows: TrainRows) -> list[list[int]]:
+        """Row indices of every micro-batch, the longest rows first."""
+        lengths = [len(p) + len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
+        plan = plan_micro_batches(lengths, self.tokens)
+        limit = self.rows
+        return plan if limit is None else [b[i : i + limit] for b in plan for i in range(0, len(b), limit)]
+
+    def halve(self, largest: int) -> bool:
+        """Make room, starting from micro-batches of `largest` rows; False where they cannot be smaller."""
+        if largest < 2:
+            return False
+        self.tokens = max(self.tokens // 2, 1)
+        self.rows = -(-largest // 2)
+        return True
