@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
@@ -161,7 +160,7 @@ def load_full_weights(module: nn.Module, weights: Mapping[str, Tensor], names: S
                 parameter.copy_(weights[name])
 
 
-def make_sharded_reference(accelerator: Accelerator, module: nn.Module) -> Any:
+def make_sharded_reference(accelerator: Any, module: nn.Module) -> Any:
     """A frozen module under ZeRO-3, so that the reference is spread over the processes like the policy."""
     import deepspeed
 
