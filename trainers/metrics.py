@@ -47,17 +47,20 @@ def summarise(trajectory: Trajectory) -> TrajectorySummary:
     )
 
 
-def rollout_metrics(trajectories: Sequence[TrajectorySummary], prefix: str = "rollout") -> dict[str, float]:
+def rollout_metrics(
+    trajectories: Sequence[Trajectory | TrajectorySummary], prefix: str = "rollout"
+) -> dict[str, float]:
     """Means over trajectories (success, reward, turns), over turns (validity) and over tokens.
 
     Args:
-        trajectories: summaries; failed ones are counted in ``failed`` and left out of everything else.
+        trajectories: whole or summarised; failed ones are counted in ``failed`` and left out of everything else.
         prefix: put before every name, with a slash.
 
     Returns:
         The metrics; only ``failed`` and ``episodes`` where no trajectory is usable.
     """
-    good = [trajectory for trajectory in trajectories if trajectory.failure is None]
+    summaries = [summarise(t) if isinstance(t, Trajectory) else t for t in trajectories]
+    good = [trajectory for trajectory in summaries if trajectory.failure is None]
     metrics = {"episodes": float(len(trajectories)), "failed": float(len(trajectories) - len(good))}
     turns = [turn for trajectory in good for turn in trajectory.turns]
     if turns:
