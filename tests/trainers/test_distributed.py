@@ -47,7 +47,7 @@ def assert_like_one_process(got: Path, expected: Path) -> None:
 
 
 def run_pair(stage: int | str, folder: Path, **environment: str) -> None:
-    for code, output in finish(start(SCRIPT, str(stage), str(folder), **environment), timeout=200):
+    for code, output in finish(start(SCRIPT, str(stage), str(folder), **environment), timeout=400):
         assert code == 0, output[-4000:]
         assert "finished" in output
 
