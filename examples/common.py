@@ -24,6 +24,21 @@ from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
 _CONFIG = {field.name for field in fields(GRPOConfig)} - {"sampling"}
 _SAMPLING = {field.name for field in fields(SamplingConfig)}
 
+# an embedded policy: small numbers, a large step, no KL and no penalty
+EMBEDDED_SETTINGS: dict[str, Any] = {
+    "max_steps": 20,
+    "num_tasks": 8,
+    "num_generations": 8,
+    "learning_rate": 5e-4,
+    "beta": 0.0,
+    "entropy_coef": 0.0,
+    "invalid_action_penalty": 0.0,
+    "num_minibatches": 2,
+    "encoder": "hashing",
+    "eval_steps": 5,
+    "save_steps": 0,
+}
+
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Flags of every training example; ``--set`` reaches each field of `GRPOConfig` and `SamplingConfig`."""

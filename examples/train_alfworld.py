@@ -32,23 +32,12 @@ EMBEDDED = Path(__file__).parent / "assets" / "alfworld_tiny"
 OFFICIAL = {"output_dir": "outputs/alfworld", "credit": "agent_opsd"}
 
 # the embedded policy on generated games: small numbers, a large step
-GENERATED = {
+GENERATED = common.EMBEDDED_SETTINGS | {
     "output_dir": "outputs/alfworld",
     "credit": "agent_opsd",
-    "max_steps": 20,
-    "num_tasks": 8,
-    "num_generations": 8,
-    "learning_rate": 5e-4,
-    "beta": 0.0,
-    "entropy_coef": 0.0,
-    "invalid_action_penalty": 0.0,
     "max_completion_length": 20,
     "max_prompt_length": 512,
-    "num_minibatches": 2,
-    "encoder": "hashing",
-    "eval_steps": 5,
     "num_eval_tasks": 64,
-    "save_steps": 0,
 }
 
 

@@ -45,23 +45,12 @@ OFFICIAL = {
 GENERATED = {"output_dir": "outputs/search_qa", "credit": "agent_opsd", "max_steps": 20, "num_tasks": 8, "beta": 0.001}
 
 # the embedded policy on generated worlds: small numbers, a large step
-TINY = {
+TINY = common.EMBEDDED_SETTINGS | {
     "output_dir": "outputs/search_qa",
     "credit": "agent_opsd",
-    "max_steps": 20,
-    "num_tasks": 8,
-    "num_generations": 8,
-    "learning_rate": 5e-4,
-    "beta": 0.0,
-    "entropy_coef": 0.0,
-    "invalid_action_penalty": 0.0,
     "max_completion_length": 12,
     "max_prompt_length": 512,
-    "num_minibatches": 2,
     "num_workers": 0,
-    "encoder": "hashing",
-    "eval_steps": 5,
-    "save_steps": 0,
 }
 
 

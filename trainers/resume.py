@@ -245,6 +245,12 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     if folder is None:
         return
     state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    missing = sorted({"adapter", "micro_batch", "empty_updates"} - state.keys())
+    if missing:
+        raise ValueError(
+            f"GRPOTrainer.resume: source must be a checkpoint of this version, but the state in {folder} "
+            f"lacks {missing}; start anew from its model folder"
+        )
     if state["adapter"] != is_adapted(model):
         raise ValueError(
             f"GRPOTrainer.resume: peft_config must be {'given' if state['adapter'] else 'None'}, as in the checkpoint"

@@ -1,5 +1,6 @@
 """The whole loop on a tiny model and a toy environment: it learns, resumes bit for bit, and refuses bad input."""
 
+import hashlib
 import json
 import math
 from dataclasses import replace
@@ -259,6 +260,23 @@ def test_resuming_with_another_tokenizer_is_refused(tmp_path):
         pytest.raises(ValueError, match="tokenizer must be the checkpoint's"),
     ):
         run.train(resume_from=True, allow_changed_config=True)
+
+
+def test_resuming_from_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
+    with trainer(tmp_path, max_steps=1) as run:
+        run.train()
+    folder = tmp_path / "checkpoints" / "step-000001"
+    state = json.loads((folder / "trainer_state.json").read_text())
+    del state["adapter"]
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+    sums = json.loads((folder / "manifest.json").read_text())
+    sums["trainer_state.json"] = hashlib.sha256((folder / "trainer_state.json").read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(sums))
+    with (
+        trainer(tmp_path, max_steps=2) as run,
+        pytest.raises(ValueError, match=r"of this version.*lacks \['adapter'\]"),
+    ):
+        run.resume(True)
 
 
 def test_resuming_from_nothing_and_from_damage(tmp_path):
