@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .heads import HeadSplit
+
 Ids = Sequence[int]
 Agree = Callable[[Sequence[int]], Sequence[int]]
 """Counts of this process -> the largest of each over all processes."""
@@ -71,12 +73,15 @@ class PolicyScorer(nn.Module):
     """A causal language model seen as a scorer: token ids in, log-probs of chosen tokens out.
 
     Wrap the policy in this *before* ``accelerator.prepare``, so that data-parallel hooks see every forward. Hidden
-    states are computed once; logits only at response positions, `chunk_tokens` at a time, in float32, and recomputed in
-    the backward pass instead of being kept.
+    states are computed once; logits only at response positions, `chunk_tokens` at a time, by the model's own head
+    (`HeadSplit`), their log-probs in float32, and recomputed in the backward pass instead of being kept.
 
     Args:
         model: a Hugging Face causal language model (or a peft model around one).
         chunk_tokens: response tokens whose logits exist at once.
+
+    Raises:
+        ValueError: a model that cannot be scored right, by its class.
     """
 
     def __init__(self, model: Any, *, chunk_tokens: int = 4096):
@@ -86,16 +91,7 @@ class PolicyScorer(nn.Module):
         self.model = model
         self.chunk_tokens = chunk_tokens
         self.train(model.training)
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        text = base.config.get_text_config()
-        self._softcap = getattr(text, "final_logit_softcapping", None)
-        # Cohere multiplies its logits by logit_scale, Granite divides them by logits_scaling
-        self._scale = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
-        if base.get_output_embeddings() is None:
-            raise ValueError(
-                f"PolicyScorer: model must have an output embedding, got {type(base).__name__}; "
-                "load it with AutoModelForCausalLM"
-            )
+        self._split = HeadSplit(model)
 
     @property
     def config(self) -> Any:
@@ -127,37 +123,36 @@ class PolicyScorer(nn.Module):
         Returns:
             ``logprobs [n]`` float32 of ``softmax(logits / temperature)``, in nats, and ``entropy [n]`` (or None).
         """
-        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        hidden = base.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
-        hidden = hidden.flatten(0, 1)[positions]
-        head = base.get_output_embeddings()
+        hidden = self._split.hidden(self.model, input_ids)
+        hidden, tokens = hidden.flatten(0, 1)[positions], input_ids.flatten()[positions]
         logprobs, entropies = [], []
         chunks = max(self.chunks_for(len(targets)), min_chunks)
         for number in range(chunks):
             chunk = slice(number * self.chunk_tokens, (number + 1) * self.chunk_tokens)
-            arguments = (head, hidden[chunk], targets[chunk], temperature, entropy)
+            spare = chunk.start >= len(targets)  # nothing to score: a visit for the others' sake, with one row
+            chunk = slice(0, 1) if spare else chunk
+            arguments = (hidden[chunk], tokens[chunk], targets[chunk], temperature, entropy)
             # one chunk is small enough to keep; with more, keeping them all would be the tensor we avoid
             if torch.is_grad_enabled() and chunks > 1:
                 score, ent = checkpoint(self._score_chunk, *arguments, use_reentrant=False)  # type: ignore[misc]
             else:
                 score, ent = self._score_chunk(*arguments)
-            logprobs.append(score)
-            entropies.append(ent)
+            logprobs.append(score[:0] if spare else score)
+            entropies.append(ent[:0] if spare and ent is not None else ent)
         return torch.cat(logprobs), torch.cat(entropies) if entropy else None
 
     def _score_chunk(
-        self, head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool
+        self, hidden: Tensor, tokens: Tensor, targets: Tensor, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        logits = head(hidden).float()
-        if self._scale != 1.0:
-            logits = logits * self._scale
-        if self._softcap:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
+        logits = self._split.logits(self.model, tokens, hidden).float()
         if temperature not in (0.0, 1.0):
             logits = logits / temperature
         log_all = logits.log_softmax(-1)
         score = log_all.gather(-1, targets[:, None]).squeeze(-1)
-        return score, -(log_all.exp() * log_all).sum(-1) if entropy else None
+        if not entropy:
+            return score, None
+        # a token that the model rules out (-inf) adds 0, and 0 to the gradient; 0 * -inf would be NaN
+        return score, -(log_all.exp() * log_all.clamp(min=torch.finfo(log_all.dtype).min)).sum(-1)
 
 
 @dataclass(frozen=True)
