@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-Message = dict[str, str]
-"""One chat message: ``{"role": "system" | "user" | "assistant", "content": str}``."""
+Message = dict[str, Any]
+"""One chat message: ``{"role": "system" | "user" | "assistant", "content": str}``; a content may also be a list of text
+parts, ``{"type": "text", "text": str}``."""
 
 
 @dataclass(frozen=True)

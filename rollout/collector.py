@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..envs import EnvFailure, HistoryEntry, Observation, StepResult, Task, TaskSuite
 from ..envs.vector import VectorEnv
-from .prompts import check_tokenizer, render_prompt, with_privileged_context
+from .chat import Chat, check_chat_template
+from .prompts import check_tokenizer, parse_response, with_privileged_context
 from .sampling import Sample, Sampler, SamplingConfig
 from .scoring import Agree
+from .templates import check_template_kwargs
+from .text import plain, token_range
 from .types import Message, StopReason, Trajectory, Turn
 
 
@@ -31,6 +34,7 @@ class _Episode:
     info: dict[str, float] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     prompt_ids: tuple[int, ...] = ()
+    opened: str = ""
     budget: int = 0
 
 
@@ -55,12 +59,14 @@ class RolloutCollector:
         generation_batch_size: prompts per ``generate`` call; None takes all active episodes.
         env_timeout: seconds before a silent environment worker is replaced.
         max_worker_rss_mb: replace a worker of more memory than this between episodes; None never does.
+        chat_template_kwargs: further variables of the chat template, such as ``{"enable_thinking": False}``.
         agree: takes counts and returns their largest over all processes; given where every forward pass is a collective
             call (ZeRO-3 without gathered parameters). Every process then calls `collect`, also with no task at all,
             and keeps generating a token for nobody until the last one is done.
 
     Raises:
-        ValueError: the tokenizer lacks a chat template or a padding token, or a number is not positive.
+        ValueError: the tokenizer lacks a chat template or a padding token, its template lacks a variable that is set
+            or cannot show a user message, or a number is not positive.
     """
 
     def __init__(
@@ -75,9 +81,12 @@ class RolloutCollector:
         generation_batch_size: int | None = None,
         env_timeout: float = 120.0,
         max_worker_rss_mb: float | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         agree: Agree | None = None,
     ):
         check_tokenizer(tokenizer)
+        self.chat_template_kwargs = check_template_kwargs(chat_template_kwargs or {}, "RolloutCollector")
+        check_chat_template(tokenizer, self.chat_template_kwargs)
         for name, value in (("num_envs", num_envs), ("generation_batch_size", generation_batch_size or 1)):
             if value < 1:
                 raise ValueError(f"RolloutCollector: {name} must be at least 1, got {value}")
@@ -186,7 +195,10 @@ class RolloutCollector:
             generation += time.perf_counter() - clock
 
             clock = time.perf_counter()
-            parsed = {slot: self.suite.parse(self.response_text(s)) for slot, s in zip(slots, samples, strict=True)}
+            parsed = {
+                slot: parse_response(self.suite.parse, self.response_text(sample), episodes[playing[slot]].opened)
+                for slot, sample in zip(slots, samples, strict=True)
+            }
             outcomes: dict[int, StepResult | EnvFailure] = {}
             if slots:
                 outcomes = self.envs.step({slot: parsed[slot].action for slot in slots})
@@ -208,17 +220,19 @@ class RolloutCollector:
     def _prepare_turn(self, episode: _Episode, sampling: SamplingConfig, privileged: bool) -> StopReason | None:
         """Render the next prompt; returns a reason when the episode must end instead."""
         assert episode.observation is not None
+        episode.observation = _plain_observation(episode.observation)
         used = sum(len(turn.response_ids) for turn in episode.turns)
         limit = sampling.max_trajectory_tokens
         episode.budget = min(sampling.max_completion_length, limit - used if limit else sampling.max_completion_length)
         if episode.budget < 1:
             return StopReason.TOKEN_BUDGET
-        episode.messages = self.suite.messages(episode.task, episode.history, episode.observation)
+        episode.messages = plain(list(self.suite.messages(episode.task, episode.history, episode.observation)))
         shown = episode.messages
         context = self.suite.privileged_context(episode.task) if privileged else None
         if context is not None:
             shown = with_privileged_context(shown, context)
-        episode.prompt_ids = render_prompt(self.tokenizer, shown)
+        chat = Chat(self.tokenizer, shown, self.chat_template_kwargs)
+        episode.prompt_ids, episode.opened = chat.ids(), chat.opened()
         return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > sampling.max_prompt_length else None
 
     def _anyone_plays(self, here: bool) -> bool:
@@ -263,27 +277,9 @@ class RolloutCollector:
         ids = sample.ids[:-1] if sample.stop_reason is StopReason.EOS else sample.ids
         return self.sampler.decode(ids)
 
-    def _token_range(self, ids: Sequence[int], text: str, span: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Token range of a character range without its outer blanks, by bisection over decoded prefixes."""
-        if span is None:
-            return None
-        inside = text[slice(*span)]
-        start = span[0] + len(inside) - len(inside.lstrip())
-        end = start + len(inside.strip())
-        if start >= end:
-            return None
-
-        def first_reaching(characters: int) -> int:
-            low, high = 0, len(ids)
-            while low < high:
-                middle = (low + high) // 2
-                if len(self.sampler.decode(ids[:middle])) >= characters:
-                    high = middle
-                else:
-                    low = middle + 1
-            return low
-
-        return max(first_reaching(start + 1) - 1, 0), first_reaching(end)
+    def _token_range(self, sample: Sample, text: str, span: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Token range of a character range of the response's text; see `turncredit.rollout.text.token_range`."""
+        return token_range(self.sampler.decode, sample.ids, text, span, int(sample.stop_reason is StopReason.EOS))
 
     def _record_turn(self, episode: _Episode, sample: Sample, parsed: Any, outcome: StepResult) -> None:
         assert episode.observation is not None
@@ -303,8 +299,8 @@ class RolloutCollector:
                 reward=float(outcome.reward),
                 valid=bool(parsed.valid and outcome.valid),
                 stop_reason=sample.stop_reason,
-                thinking_tokens=self._token_range(sample.ids, text, parsed.thinking_span),
-                action_tokens=self._token_range(sample.ids, text, parsed.action_span),
+                thinking_tokens=self._token_range(sample, text, parsed.thinking_span),
+                action_tokens=self._token_range(sample, text, parsed.action_span),
                 anchor=observation.anchor,
             )
         )
@@ -316,6 +312,13 @@ class RolloutCollector:
         }
         episode.history.append(HistoryEntry(observation.text, parsed.action))
         episode.observation = outcome.observation
+
+
+def _plain_observation(observation: Observation) -> Observation:
+    """The observation without lone surrogates, so that prompts, records and files agree."""
+    seen = (observation.text, observation.admissible_actions, observation.anchor)
+    text, actions, anchor = kept = plain(seen)
+    return observation if kept == seen else replace(observation, text=text, admissible_actions=actions, anchor=anchor)
 
 
 def _trajectory(episode: _Episode, reason: StopReason, failure: str | None, policy_version: int) -> Trajectory:

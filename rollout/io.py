@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -24,7 +25,9 @@ VERSION = 1
 
 
 def _encode(trajectory: Trajectory) -> str:
-    return json.dumps(asdict(trajectory), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    line = json.dumps(asdict(trajectory), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # UTF-8 cannot hold a lone surrogate, JSON's escape can
+    return line if line.isascii() else re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
 def _decode(record: dict[str, Any]) -> Trajectory:

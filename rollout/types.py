@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 class StopReason(str, enum.Enum):

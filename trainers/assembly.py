@@ -43,6 +43,7 @@ def make_collector(
         num_workers=config.num_workers,
         env_timeout=config.env_timeout,
         max_worker_rss_mb=config.max_worker_rss_mb,
+        chat_template_kwargs=config.chat_template_kwargs,
         agree=functools.partial(agree_max, accelerator) if sharded else None,
     )
 

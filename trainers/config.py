@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..rollout.sampling import SamplingConfig
+from ..rollout.templates import check_template_kwargs
 from .losses import LOSS_TYPES
 
 
@@ -22,6 +23,8 @@ class GRPOConfig:
         credit: name of the credit method or recipe (`turncredit.credit.list_credits`, `turncredit.trainers.RECIPES`).
         credit_options: options of the method that differ from its defaults.
         sampling: temperature, top-p, top-k and budgets of training rollouts.
+        chat_template_kwargs: further variables of the chat template, for student and teacher, such as
+            ``{"enable_thinking": False}``; ``strftime_now`` is the date its clock shows (``"2025-01-01"``).
         num_envs: episodes in play at once, per process.
         num_workers: environment processes, per process; 0 plays in this one.
         env_timeout: seconds before a silent environment process is replaced.
@@ -61,6 +64,7 @@ class GRPOConfig:
     credit: str = "agent_opsd"
     credit_options: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_envs: int = 64
     num_workers: int = 2
     env_timeout: float = 120.0
@@ -98,6 +102,7 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         if isinstance(self.sampling, Mapping):
             self.sampling = SamplingConfig(**self.sampling)
+        self.chat_template_kwargs = check_template_kwargs(self.chat_template_kwargs, "GRPOConfig")
         self.report_to = (self.report_to,) if isinstance(self.report_to, str) else tuple(self.report_to)
         for name in (
             "num_tasks",

@@ -17,6 +17,7 @@ from ..credit.profiles import boundary_divergences, boundary_threshold
 from ..credit.rectification import rectify
 from ..envs import ParsedResponse, Task, TaskSuite
 from ..rollout.collector import RolloutCollector
+from ..rollout.prompts import parse_response
 from ..rollout.scoring import Agree
 from .batch import TurnBatch, anchor_ids, span_mask
 from .config import GRPOConfig
@@ -25,7 +26,7 @@ from .optimization import TrainRows
 from .recipes import Recipe
 from .scores import ScoringSettings, score_rows
 from .snapshots import TeacherSnapshot
-from .teacher import correspond, hindsight_contexts, score_teacher, teacher_prompts
+from .teacher import correspond, hindsight_contexts, score_teacher, teacher_openings, teacher_prompts
 
 
 @dataclass(frozen=True)
@@ -150,13 +151,14 @@ class CreditPhase:
             contexts = hindsight_contexts(batch.trajectories)
         else:
             contexts = [self.suite.privileged_context(self.tasks[t.task_id]) for t in batch.trajectories]
-        prompts = teacher_prompts(self.collector.tokenizer, batch, contexts)
+        rendering = (self.collector.tokenizer, batch, contexts, self.collector.chat_template_kwargs)
+        prompts = teacher_prompts(*rendering)
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         aligned = "correspondence" in self.credit.requires
         correspondence, pairs = None, []
         swapped = self.snapshot.swapped_in(self.model) if self.snapshot is not None else contextlib.nullcontext()
         with swapped:
-            answers = self._answers(batch, prompts, step) if aligned else []
+            answers = self._answers(batch, prompts, teacher_openings(*rendering), step) if aligned else []
             if answers:
                 correspondence, sources = correspond(
                     batch,
@@ -187,7 +189,9 @@ class CreditPhase:
         options = {name: self.credit.options[name] for name in names}
         return rectify(teacher, correspondence.sources, correspondence.cross_logprobs, **options).logprobs
 
-    def _answers(self, batch: TurnBatch, prompts: Sequence[tuple[int, ...]], step: int) -> list[ParsedResponse]:
+    def _answers(
+        self, batch: TurnBatch, prompts: Sequence[tuple[int, ...]], openings: Sequence[str], step: int
+    ) -> list[ParsedResponse]:
         """The teacher's own response at every visited state, sampled like the student's."""
         length = self.config.teacher_max_completion_length or self.config.sampling.max_completion_length
         sampling = replace(self.config.sampling, max_completion_length=length)
@@ -196,7 +200,8 @@ class CreditPhase:
         seeds = [("teacher", self.config.seed, step, *key) for key in keys]
         with self.generation():
             samples = self.collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
-        return [self.suite.parse(self.collector.response_text(sample)) for sample in samples]
+        texts = map(self.collector.response_text, samples)
+        return [parse_response(self.suite.parse, *answer) for answer in zip(texts, openings, strict=True)]
 
     def _inputs(
         self, batch: TurnBatch, student: Tensor, teacher: Tensor | None, correspondence: Correspondence | None

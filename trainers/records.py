@@ -13,6 +13,7 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from ..rollout.io import save_trajectories
+from ..rollout.text import plain_text
 from ..rollout.types import Trajectory
 from .loggers import readable
 from .metrics import TrajectorySummary, summarise
@@ -39,7 +40,7 @@ def write_completions(folder: Path, trajectories: Sequence[Trajectory], step: in
     path = folder / "completions" / f"step-{step + 1:06d}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(map(readable, trajectories)), encoding="utf-8")
+        path.write_text(plain_text("\n".join(map(readable, trajectories))), encoding="utf-8")
     except OSError as error:
         logger.warning("completions of update %d could not be written: %s", step + 1, error)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from ..credit.correspondence import Correspondence, build_correspondence
 from ..credit.sources import Sources, action_similarity, select_sources
 from ..envs import ParsedResponse
-from ..rollout.prompts import render_prompt, with_privileged_context
+from ..rollout.prompts import opened_block, render_prompt, with_privileged_context
 from ..rollout.scoring import score_responses
-from ..rollout.types import Trajectory
+from ..rollout.types import Message, Trajectory, Turn
 from .batch import TurnBatch
 from .encoder import Encoder, embed
 from .scores import ScoringSettings
@@ -26,7 +26,17 @@ Ids = tuple[int, ...]
 
 
 def hindsight_text(trajectory: Trajectory) -> str:
-    """A successful trajectory told as observations and actions."""
+    """A successful trajectory told as observations and actions.
+
+    Raises:
+        TypeError: an observation or action that is not text.
+    """
+    for told in (text for turn in trajectory.turns for text in (turn.observation, turn.action)):
+        if not isinstance(told, str):
+            raise TypeError(
+                f"hindsight_text: trajectory must hold observations and actions as text, got {type(told).__name__}; "
+                "let the environment and the suite's parse() return strings"
+            )
     lines = [f"Observation: {turn.observation}\nAction: {turn.action}" for turn in trajectory.turns]
     return "A successful attempt at this task went like this.\n" + "\n".join(lines)
 
@@ -47,7 +57,12 @@ def hindsight_contexts(trajectories: Sequence[Trajectory]) -> list[str | None]:
     return contexts
 
 
-def teacher_prompts(tokenizer: Any, batch: TurnBatch, contexts: Sequence[str | None]) -> list[Ids]:
+def teacher_prompts(
+    tokenizer: Any,
+    batch: TurnBatch,
+    contexts: Sequence[str | None],
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> list[Ids]:
     """Prompt ids of every row under its trajectory's context, or the student's own where there is none.
 
     Built from the turn's messages, never by decoding ids. A student prompt that already held the context (Skill-GRPO)
@@ -57,12 +72,34 @@ def teacher_prompts(tokenizer: Any, batch: TurnBatch, contexts: Sequence[str | N
         tokenizer: the policy's tokenizer.
         batch: M rows.
         contexts: N texts or None, one per trajectory.
+        chat_template_kwargs: those the student's prompts were rendered with.
+
+    Raises:
+        TypeError: a context that is not text.
     """
     texts = [contexts[i] for i in batch.trajectory_ids.tolist()]
     return [
-        turn.prompt_ids if text is None else render_prompt(tokenizer, with_privileged_context(turn.messages, text))
+        turn.prompt_ids if text is None else render_prompt(tokenizer, _informed(turn, text), chat_template_kwargs)
         for turn, text in zip(batch.turns, texts, strict=True)
     ]
+
+
+def teacher_openings(
+    tokenizer: Any,
+    batch: TurnBatch,
+    contexts: Sequence[str | None],
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """The thinking block that each of `teacher_prompts` opens at its end; see `turncredit.rollout.prompts`."""
+    texts = [contexts[i] for i in batch.trajectory_ids.tolist()]
+    return [
+        opened_block(tokenizer, _informed(turn, text), chat_template_kwargs)
+        for turn, text in zip(batch.turns, texts, strict=True)
+    ]
+
+
+def _informed(turn: Turn, text: str | None) -> Sequence[Message]:
+    return turn.messages if text is None else with_privileged_context(turn.messages, text)
 
 
 @dataclass(frozen=True)
