@@ -10,6 +10,7 @@ from .groups import group_relative_advantages
 from .grpo import grpo
 from .inputs import Credit, CreditInputs
 from .invalid_action import invalid_action_residual
+from .metrics import Deviation, Largest, Mean, Total, join_metrics
 from .profiles import boundary_divergences, boundary_threshold, dense_profiles, profile_divergence
 from .rectification import rectify
 from .registry import CreditMethod, get_credit, list_credits, register_credit
@@ -26,8 +27,12 @@ __all__ = [
     "Credit",
     "CreditInputs",
     "CreditMethod",
+    "Deviation",
+    "Largest",
+    "Mean",
     "Sources",
     "TaskBlock",
+    "Total",
     "action_similarity",
     "agent_opsd",
     "align_opsd",
@@ -45,6 +50,7 @@ __all__ = [
     "grpo",
     "hierarchical_density",
     "invalid_action_residual",
+    "join_metrics",
     "list_credits",
     "profile_divergence",
     "project_density",

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ._units import Units
 from .inputs import CreditInputs
+from .metrics import Deviation, Mean, deviation
 
 _SATURATED = 0.01
 
@@ -59,13 +60,13 @@ class Findings:
         credited = advantages != 0
         agree = (evidence.sign() == advantages.sign()) & credited
         variance = sums["square"] / sums["units"] - (sums["offset"] / sums["units"]).square()
-        values = {
-            "evidence_mean": evidence.mean(),
-            "evidence_std": evidence.std(correction=0),
-            "belief_saturated_share": sums["saturated"] / sums["units"],
-            "first_turn_revision_share": sums["first"] / sums["moved"].clamp(min=torch.finfo(evidence.dtype).tiny),
-            "evidence_agreement_share": agree.sum() / credited.sum().clamp(min=1),
-            "weight_clip_share": sums["clipped"] / sums["units"],
-            "weight_std": variance.clamp(min=0).sqrt(),
+        units, moved, agreed = float(sums["units"]), float(sums["moved"]), float(credited.sum())
+        return {
+            "evidence_mean": Mean(float(evidence.mean()), evidence.numel()),
+            "evidence_std": deviation(evidence),
+            "belief_saturated_share": Mean(float(sums["saturated"]) / units, units),
+            "first_turn_revision_share": Mean(float(sums["first"]) / moved if moved else 0.0, moved),
+            "evidence_agreement_share": Mean(float(agree.sum()) / max(agreed, 1.0), agreed),
+            "weight_clip_share": Mean(float(sums["clipped"]) / units, units),
+            "weight_std": Deviation(float(variance.clamp(min=0).sqrt()), float(sums["offset"]) / units, units),
         }
-        return {name: float(value) for name, value in values.items()}

@@ -29,6 +29,12 @@ def segment_std(values: Tensor, ids: Tensor, count: int) -> Tensor:
     return segment_mean(centred.square(), ids, count).sqrt()
 
 
+def sample_std(centred: Tensor, ids: Tensor, count: int, weights: Tensor) -> Tensor:
+    """``[count]`` standard deviations (ddof = 1) of values less their segment's mean; 0 for a segment of one."""
+    freedom = (segment_sum(weights, ids, count) - 1).clamp(min=1)
+    return (segment_sum(weights * centred.square(), ids, count) / freedom).sqrt()
+
+
 def segment_extremes(values: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """``[count]`` minima and maxima; an empty segment gives (inf, -inf)."""
     low = values.new_full((count,), torch.inf).scatter_reduce_(0, ids, values, "amin")

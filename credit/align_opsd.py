@@ -19,7 +19,7 @@ from .align_report import align_details, align_metrics
 from .allocation import Allocation, allocate
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
-from .invalid_action import invalid_action_residual
+from .invalid_action import invalid_action_residual, residual_metrics
 from .profiles import Divergence, boundary_threshold, profile_divergence
 from .rectification import identity_rectification, rectify
 from .registry import register_credit
@@ -111,6 +111,7 @@ def align_opsd(
     density_min: float = 0.0,
     density_max: float = 4.0,
     invalid_penalty: float = 0.1,
+    invalid_normalization: str = "bounded",
     scale_rewards: bool = True,
     normalization_scope: str = "trajectory",
     eps: float = 1e-4,
@@ -150,6 +151,7 @@ def align_opsd(
         density_min: smallest density, ``1 - b`` in the bounded variant.
         density_max: largest density, x_max or ``1 + b``.
         invalid_penalty: coefficient of the residual; read only where ``inputs.valid_actions`` is given.
+        invalid_normalization: ``"bounded"`` or the ``"paper"``'s, see :func:`invalid_action_residual`.
         scale_rewards: as in :func:`group_relative_advantages`.
         normalization_scope: likewise.
         eps: likewise.
@@ -168,8 +170,8 @@ def align_opsd(
           ``mean_divergence`` over the defined; ``turns_per_span`` M / spans; ``spans_per_trajectory``;
         - ``capped_share``, ``floored_share`` elements with x at density_max, at density_min / elements;
           ``weight_std`` over turns; ``budget_error`` max_i |sum n w - N| / N;
-        - ``invalid_action_share`` invalid turns / M; and those of
-          :func:`~turncredit.credit.groups.group_metrics`.
+        - ``invalid_action_share`` invalid turns / M; ``invalid_residual_mean_abs``, ``invalid_residual_max_abs`` over
+          turns; and those of :func:`~turncredit.credit.groups.group_metrics`.
 
     Raises:
         ValueError: a field is missing, an option is out of range, or correspondence and batch do not belong together.
@@ -229,7 +231,9 @@ def align_opsd(
             inputs.trajectory_ids,
             inputs.group_ids,
             penalty=invalid_penalty,
+            normalization=invalid_normalization,
             scale_rewards=scale_rewards,
+            normalization_scope=normalization_scope,
             eps=eps,
         ).to(inputs.dtype)
     turn_weights = allocation.weights.to(inputs.dtype)
@@ -243,6 +247,7 @@ def align_opsd(
             **align_metrics(
                 inputs, counts, gap_sums, shifts, rectification, divergence, threshold, span_ids, allocation, bounds
             ),
+            **({} if residual is None else residual_metrics(residual)),
         },
         details=align_details(gap, turn_gaps, rectification, divergence, span_ids, allocation, residual),
     )

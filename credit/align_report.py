@@ -8,6 +8,7 @@ from torch import Tensor
 from ._segments import segment_sum
 from .allocation import Allocation
 from .inputs import CreditInputs
+from .metrics import Deviation, Largest, Mean
 from .profiles import Divergence
 from .rectification import Rectification
 
@@ -46,30 +47,38 @@ def align_metrics(
     budgets = segment_sum(counts * allocation.weights.double(), ids, trajectories)
     sources = rectification.source_counts.double()
     density = allocation.density.double()
-    scalars = {
+    weights = allocation.weights.double()
+    over_rows = {
         "source_share": (sources > 0).double().mean(),
         "sources_per_turn": sources.mean(),
         "mean_confidence": rectification.confidence.double().mean(),
         "mean_strength": rectification.strength.double().mean(),
-        "mean_gap": gap_sums.sum() / tokens,
-        "mean_shift": shifts.sum() / tokens,
-        "turns_per_span": tokens.new_tensor(rows / spans),
-        "spans_per_trajectory": tokens.new_tensor(spans / trajectories),
         "capped_share": (density >= bounds[1] - 1e-6).double().mean(),
         "floored_share": (density <= bounds[0] + 1e-6).double().mean(),
-        "weight_std": allocation.weights.double().std(correction=0),
-        "budget_error": ((budgets - totals).abs() / totals).max(),
     }
-    if divergence is not None and threshold is not None:
-        later = (inputs.turn_ids > 0).sum().clamp(min=1)
-        defined = divergence.defined.sum()
-        scalars["boundary_threshold"] = tokens.new_tensor(threshold)
-        scalars["divergence_defined_share"] = defined / later
-        scalars["mean_divergence"] = divergence.values.double().sum() / defined.clamp(min=1)
     if inputs.valid_actions is not None:
-        scalars["invalid_action_share"] = (~inputs.valid_actions).double().mean()
-    values = torch.stack([value.double() for value in scalars.values()]).tolist()
-    return dict(zip(scalars, values, strict=True))
+        over_rows["invalid_action_share"] = (~inputs.valid_actions).double().mean()
+    others = [tokens, gap_sums.sum(), shifts.sum(), weights.std(correction=0), weights.mean()]
+    others += [((budgets - totals).abs() / totals).max()]
+    if divergence is not None and threshold is not None:
+        others += [(inputs.turn_ids > 0).sum(), divergence.defined.sum(), divergence.values.sum()]
+    fetched = torch.stack([value.double() for value in (*over_rows.values(), *others)]).tolist()
+    scalars: dict[str, float] = {name: Mean(value, rows) for name, value in zip(over_rows, fetched, strict=False)}
+    n, gap, shift, deviation, mean, error, *profiles = fetched[len(over_rows) :]
+    scalars |= {
+        "mean_gap": Mean(gap / n, n),
+        "mean_shift": Mean(shift / n, n),
+        "turns_per_span": Mean(rows / spans, spans),
+        "spans_per_trajectory": Mean(spans / trajectories, trajectories),
+        "weight_std": Deviation(deviation, mean, rows),
+        "budget_error": Largest(error),
+    }
+    if profiles and threshold is not None:
+        later, defined, total = profiles
+        scalars["boundary_threshold"] = float(threshold)
+        scalars["divergence_defined_share"] = Mean(defined / max(later, 1), later)
+        scalars["mean_divergence"] = Mean(total / max(defined, 1), defined)
+    return scalars
 
 
 def align_details(

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ._checks import check_choice, check_range
-from ._gaps import spread
+from ._gaps import mean_factor, spread
 from ._segments import decayed_sums, wide
 from .groups import group_metrics, group_relative_advantages
 from .inputs import Credit, CreditInputs
+from .metrics import Mean
 from .registry import register_credit
 
 
@@ -62,13 +63,12 @@ def gigpo(
     turns = rows + step_weight * steps
     shared = torch.bincount(anchors)[anchors] > 1
     metrics = {
-        "anchored_turn_share": float(shared.double().mean()),
-        "mean_abs_step_advantage": float(steps.abs().mean()),
+        "anchored_turn_share": Mean(float(shared.double().mean()), shared.numel()),
+        "mean_abs_step_advantage": Mean(float(steps.abs().mean()), steps.numel()),
         **group_metrics(inputs, episode),
     }
-    weights = torch.where(rows == 0, 1.0, turns / rows.masked_fill(rows == 0, 1))
     details = {"step_returns": returns.to(inputs.dtype), "step_advantages": steps}
-    return Credit(spread(turns, inputs), weights, metrics, details)
+    return Credit(spread(turns, inputs), mean_factor(turns, rows), metrics, details)
 
 
 def step_returns(inputs: CreditInputs, *, discount: float = 0.95) -> Tensor:

@@ -7,11 +7,13 @@ from torch import Tensor
 
 from ._checks import check_choice as check_choice
 from ._checks import check_range as check_range
-from ._segments import segment_extremes, segment_mean, segment_sum, wide
+from ._segments import sample_std, segment_extremes, segment_mean, segment_sum, wide
 from .inputs import CreditInputs
+from .metrics import Mean
 
 _SCOPES = ("trajectory", "turn")
 _ROUNDING = 1e-6
+_AT_THE_MEAN = 0.25  # of that: a few float32 roundings of the largest reward, and less than half an unequal pair's gap
 
 
 def group_relative_advantages(
@@ -27,7 +29,8 @@ def group_relative_advantages(
 
     The standard deviation is the sample one (ddof = 1). Rewards of a group that differ by less than a millionth of
     the largest of them, or by less than a thousandth of ``eps``, count as equal: such a group, like a group of one,
-    gives exactly 0.
+    gives exactly 0. So does a reward that lies within a quarter of that from its group's mean: this is the one place
+    that decides whether an advantage counts as 0, and what divides by one or takes its sign asks whether it *is* 0.
 
     Source: GRPO (arXiv 2402.03300), AgentOPSD (arXiv 2608.05987) Eq. 2; without the division, Dr.GRPO
     (arXiv 2503.20783).
@@ -58,14 +61,12 @@ def group_relative_advantages(
     weights = turn_counts.to(values.dtype) if per_turn and turn_counts is not None else torch.ones_like(values)
     centred = values - segment_mean(values, ids, count, weights)[ids]
     low, high = segment_extremes(values, ids, count)
-    equal = high - low <= _ROUNDING * torch.maximum(low.abs(), high.abs()) + 1e-3 * eps
     advantages = centred
     if scale_rewards:
-        freedom = (segment_sum(weights, ids, count) - 1).clamp(min=1)
-        variance = segment_sum(weights * centred.square(), ids, count) / freedom
-        advantages = centred / (variance.sqrt() + eps)[ids]
-    advantages = advantages.masked_fill(equal[ids], 0.0)
-    return advantages.to(torch.float64 if rewards.dtype == torch.float64 else torch.float32)
+        advantages = centred / (sample_std(centred, ids, count, weights) + eps)[ids]
+    rounding = _ROUNDING * torch.maximum(low.abs(), high.abs()) + 1e-3 * eps
+    zero = (high - low <= rounding)[ids] | (centred.abs() <= (_AT_THE_MEAN * rounding)[ids])
+    return advantages.masked_fill(zero, 0.0).to(torch.float64 if rewards.dtype == torch.float64 else torch.float32)
 
 
 def trajectory_advantages(inputs: CreditInputs, *, scale_rewards: bool, normalization_scope: str, eps: float) -> Tensor:
@@ -90,8 +91,8 @@ def group_metrics(inputs: CreditInputs, advantages: Tensor) -> dict[str, float]:
     count = int(ids.max()) + 1
     size = segment_sum(advantages.abs(), ids, count)
     return {
-        "mean_abs_advantage": float(advantages.abs().mean()),
-        "zero_advantage_group_share": float((size == 0).double().mean()),
+        "mean_abs_advantage": Mean(float(advantages.abs().mean()), advantages.numel()),
+        "zero_advantage_group_share": Mean(float((size == 0).double().mean()), count),
     }
 
 

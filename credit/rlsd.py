@@ -11,6 +11,7 @@ from ._gaps import mean_factor, token_gaps
 from ._masks import row_blocks, zero_outside_
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
+from .metrics import deviation
 from .registry import register_credit
 from .schedules import linear_decay
 
@@ -70,7 +71,7 @@ def rlsd(
     turn_weights = mean_factor(sums / inputs.token_counts, advantage)
     metrics = {
         "lam": share,
-        "turn_weight_std": float(turn_weights.std(correction=0)),
+        "turn_weight_std": deviation(turn_weights),
         **group_metrics(inputs, trajectory),
     }
     return Credit(out, turn_weights, metrics)

@@ -11,6 +11,7 @@ from ._masks import ones_where, row_blocks, zero_outside_
 from ._segments import segment_mean, segment_sum
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
+from .metrics import Mean, deviation
 from .registry import register_credit
 from .schedules import linear_decay
 
@@ -83,8 +84,8 @@ def step_opsd(
         mean = (scale * sums + advantage * (counts - sizes)) / counts
     metrics = {
         "lam": share,
-        "span_share": float(sizes.sum() / counts.sum()),
-        "step_coefficient_std": float(coefficients.std(correction=0)),
+        "span_share": Mean(int(sizes.sum()) / int(counts.sum()), int(counts.sum())),
+        "step_coefficient_std": deviation(coefficients),
         **group_metrics(inputs, trajectory),
     }
     return Credit(out, mean_factor(mean, advantage), metrics, {"step_coefficients": coefficients})

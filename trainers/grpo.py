@@ -30,7 +30,7 @@ from .distributed import agree_max, whole_for_generation, zero_stage
 from .encoder import Encoder, load_encoder
 from .guard import EXIT_CODE, Terminated, TerminationGuard, output_folder_lock, set_aside
 from .loggers import MetricsLogger
-from .metrics import TrajectorySummary, rollout_metrics
+from .metrics import TrajectorySummary, join_steps, rollout_metrics
 from .optimization import MicroBatchLimits, TrainRows, accumulate_gradients, apply_gradients, learning_rate
 from .phase import CreditPhase
 from .policy import make_policy
@@ -285,8 +285,7 @@ class GRPOTrainer:
                 metrics["learning_rate"] = lr
                 self._check_finite(metrics)
                 collected.append(metrics)
-        names = {name for metrics in collected for name in metrics}
-        result = {f"train/{name}": float(np.mean([m[name] for m in collected if name in m])) for name in sorted(names)}
+        result = {f"train/{name}": value for name, value in join_steps(collected).items()}
         result["train/optimizer_steps"] = float(len(collected))
         result["train/skipped_steps"] = float(self.skipped_steps)
         return result

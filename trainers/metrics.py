@@ -1,13 +1,17 @@
-"""Numbers about a set of trajectories, each with its formula in docs/metrics.md."""
+"""Numbers about a set of trajectories or of optimiser steps, each with its formula in docs/metrics.md."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ..rollout.types import StopReason, Trajectory
+
+_BY_DENOMINATOR = {"policy_loss": "policy_denominator", "auxiliary_loss": "auxiliary_denominator"}
+_BY_STEP = ("loss", "grad_norm", "learning_rate")
 
 
 class TurnSummary(NamedTuple):
@@ -79,3 +83,20 @@ def rollout_metrics(
     for name in sorted({name for t in good for name in t.info}):
         metrics[f"info/{name}"] = float(np.mean([t.info[name] for t in good if name in t.info]))
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
+
+
+def join_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of an update from those of its optimiser steps, without their denominators.
+
+    Token means weigh a step by its tokens, a loss term by its denominator; ``num_tokens`` is a sum; ``loss``,
+    ``grad_norm`` and ``learning_rate`` are means over steps. So the terms are those of all rows together.
+    """
+    joined = {}
+    for name in sorted({name for step in steps for name in step} - set(_BY_DENOMINATOR.values())):
+        weight = None if name in _BY_STEP else _BY_DENOMINATOR.get(name, "num_tokens")
+        values = [(step[name], 1.0 if weight is None else step[weight]) for step in steps if name in step]
+        total = math.fsum(w for _, w in values)
+        joined[name] = math.fsum(v * w for v, w in values) / total if total else 0.0
+    if steps:
+        joined["num_tokens"] = math.fsum(step["num_tokens"] for step in steps)
+    return joined

@@ -139,7 +139,8 @@ def accumulate_gradients(
         limits: size of the micro-batches, halved in place when memory runs out; None takes the configuration's.
 
     Returns:
-        Global sums and means for logging, or None when no process holds an active row (nothing was done).
+        Global means for logging with their denominators (see `.metrics.join_steps`), or None when no process holds an
+        active row (nothing was done).
 
     Raises:
         MicroBatchTooLarge: memory ran out again, or with one row, or under ZeRO.
@@ -262,6 +263,7 @@ def _reduce_metrics(
     }
     metrics = {name: value / divisors.get(name, by_token) for name, value in zip(names, summed, strict=True)}
     metrics["num_tokens"] = float(denominators[2])
+    metrics["policy_denominator"], metrics["auxiliary_denominator"] = denominators[:2].tolist()
     return metrics
 
 

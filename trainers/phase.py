@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..credit import Credit, CreditInputs, CreditMethod, get_credit
+from ..credit import Credit, CreditInputs, CreditMethod, Mean, Total, get_credit
 from ..credit.correspondence import Correspondence
-from ..credit.invalid_action import invalid_action_residual
+from ..credit.invalid_action import invalid_action_residual, residual_metrics
 from ..credit.profiles import boundary_divergences, boundary_threshold
 from ..credit.rectification import rectify
 from ..envs import ParsedResponse, Task, TaskSuite
@@ -31,12 +31,23 @@ from .teacher import correspond, hindsight_contexts, score_teacher, teacher_open
 
 @dataclass(frozen=True)
 class PhaseResult:
-    """Rows to train on, the credit with its inputs (None without a usable turn), metrics of this process."""
+    """Rows to train on, the credit with its inputs (None without a usable turn), metrics of this process.
+
+    Metrics say what they were taken over (:mod:`turncredit.credit.metrics`), so that processes can be joined.
+    """
 
     rows: TrainRows
     inputs: CreditInputs | None
     credit: Credit | None
     metrics: dict[str, float]
+
+
+def normalization_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How a method normalises its advantages, by the names that methods give it; GRPO's way where it does not say."""
+    named = {name: options[name] for name in ("scale_rewards", "normalization_scope", "eps") if name in options}
+    if "normalization" in options:  # GiGPO's
+        named["scale_rewards"] = options["normalization"] == "mean_std"
+    return named
 
 
 @dataclass
@@ -81,7 +92,7 @@ class CreditPhase:
         old = score_rows(self.scorer, batch, settings) if self.recompute else batch.sampled_logprobs
         if self.recompute and batch.turns:
             drift = (old - batch.sampled_logprobs).abs().masked_select(batch.response_mask)
-            metrics["train/sampling_drift"] = float(drift.mean())
+            metrics["train/sampling_drift"] = Mean(float(drift.mean()), drift.numel())
         teacher, correspondence = self._teach(batch, old, settings, step, metrics)
         reference = score_rows(self.reference, batch, settings) if self.reference is not None else None
         inputs = credit = None
@@ -91,13 +102,13 @@ class CreditPhase:
         method = self._with_shared_threshold(inputs)
         if inputs is not None:
             credit = method(inputs, step=step)
-            advantages = self._penalised(credit.advantages.float(), batch)
             metrics |= {f"credit/{name}": value for name, value in credit.metrics.items()}
+            advantages = self._penalised(credit.advantages.float(), batch, metrics)
         groups, index = torch.unique(batch.group_ids, return_inverse=True)
         moved = torch.zeros(len(groups), dtype=torch.bool)
         moved[index[batch.trajectory_ids[(advantages != 0).any(1)]]] = True
-        metrics["credit/groups"] = float(len(groups))
-        metrics["credit/groups_without_advantage"] = float((~moved).sum())
+        metrics["credit/groups"] = Total(len(groups))
+        metrics["credit/groups_without_advantage"] = Total((~moved).sum())
         slots = [t.group_id * self.config.num_generations + t.rollout_index for t in batch.trajectories]
         rows = TrainRows(
             batch.prompts,
@@ -170,13 +181,13 @@ class CreditPhase:
                     same_target=getattr(self.suite, "same_target", None),
                 )
                 pairs = list(zip(sources.source.tolist(), sources.target.tolist(), strict=True))
-                metrics["teacher/pairs"] = float(len(pairs))
+                metrics["teacher/pairs"] = Total(len(pairs))
             scores = score_teacher(self.scorer, batch, prompts, old, settings, pairs=pairs, max_length=limit)
         if correspondence is not None:
             correspondence = correspondence.with_scores(sources, scores.cross)
-        metrics["teacher/rows"] = float(scores.scored)
-        metrics["teacher/identical_rows"] = float(scores.identical)
-        metrics["teacher/over_length_rows"] = float(scores.over_length)
+        metrics["teacher/rows"] = Total(scores.scored)
+        metrics["teacher/identical_rows"] = Total(scores.identical)
+        metrics["teacher/over_length_rows"] = Total(scores.over_length)
         return scores.logprobs, correspondence
 
     def _distilled(self, teacher: Tensor | None, correspondence: Correspondence | None) -> Tensor | None:
@@ -224,8 +235,8 @@ class CreditPhase:
             correspondence=correspondence,
         )
 
-    def _penalised(self, advantages: Tensor, batch: TurnBatch) -> Tensor:
-        """Add the invalid-action residual, unless the method adds its own."""
+    def _penalised(self, advantages: Tensor, batch: TurnBatch, metrics: dict[str, float]) -> Tensor:
+        """Add the invalid-action residual in the units of the method's advantages, unless it adds its own."""
         if not self.config.invalid_action_penalty or "invalid_penalty" in self.credit.options:
             return advantages
         residual = invalid_action_residual(
@@ -234,5 +245,7 @@ class CreditPhase:
             batch.trajectory_ids,
             batch.group_ids,
             penalty=self.config.invalid_action_penalty,
+            **normalization_of(self.credit.options),
         )
+        metrics |= {f"credit/{name}": value for name, value in residual_metrics(residual).items()}
         return torch.where(batch.response_mask, advantages + residual.float()[:, None], advantages)

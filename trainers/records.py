@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate.utils import gather_object
 
+from ..credit import join_metrics
 from ..rollout.io import save_trajectories
 from ..rollout.text import plain_text
 from ..rollout.types import Trajectory
@@ -52,18 +52,16 @@ def gather_summaries(accelerator: Any, trajectories: Sequence[Trajectory]) -> li
 
 
 def mean_over_processes(accelerator: Any, metrics: Mapping[str, float], weight: int) -> dict[str, float]:
-    """Means weighted by trajectories, whatever the spread of tasks, and sums of counts."""
-    if accelerator.num_processes == 1:
-        return dict(metrics)
-    everyone = gather_object([(weight, dict(metrics))])
-    result = {}
-    for name in sorted({name for _, values in everyone for name in values}):
-        pairs = [(w, values[name]) for w, values in everyone if name in values and w]
-        if name in ("credit/groups", "credit/groups_without_advantage") or name.startswith("teacher/"):
-            result[name] = float(sum(value for _, value in pairs))
-        elif pairs:
-            result[name] = float(np.average([v for _, v in pairs], weights=[w for w, _ in pairs]))
-    return result
+    """Metrics of all processes from those of each, however the tasks are spread; collective.
+
+    Args:
+        accelerator: the processes.
+        metrics: of this process, joined by what each says it was taken over.
+        weight: trajectories of this process, the weight of metrics that do not say.
+    """
+    own = [(weight, dict(metrics))]
+    everyone = own if accelerator.num_processes == 1 else gather_object(own)
+    return join_metrics([values for _, values in everyone], [weight for weight, _ in everyone])
 
 
 class Clock:

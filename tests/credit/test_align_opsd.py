@@ -100,6 +100,7 @@ def test_equals_the_naive_loop(seed, mode, lengths, alpha_max, with_valid, alloc
         mix=mix,
         density_min=lower,
         density_max=upper,
+        invalid_normalization="paper",
     )
     torch.testing.assert_close(credit.advantages, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-8)
     assert credit.turn_weights.tolist() == pytest.approx(weights, abs=1e-8)

@@ -255,6 +255,7 @@ def test_residual_hand_table() -> None:
         torch.tensor([True, False, True]),
         torch.tensor([0, 0, 1]),
         torch.tensor([3, 3]),
+        normalization="paper",
     )
     plain = [(r - 2 / 3) / (math.sqrt(1 / 3) + 1e-4) for r in (1, 1, 0)]
     std = math.sqrt(sum((r - 1.9 / 3) ** 2 for r in (1, 0.9, 0)) / 2)
@@ -279,9 +280,8 @@ def test_residual_equals_the_naive_loop(rows) -> None:
     trajectory = [i for i, _ in rows]
     valid = [ok for _, ok in rows]
     rewards, group = [1.0, 0.0, 10.0, 10.0], [0, 0, 4, 4]
-    got = invalid_action_residual(
-        torch.tensor(rewards, dtype=torch.float64), torch.tensor(valid), torch.tensor(trajectory), torch.tensor(group)
-    )
+    given = torch.tensor(rewards, dtype=torch.float64), torch.tensor(valid), torch.tensor(trajectory)
+    got = invalid_action_residual(*given, torch.tensor(group), normalization="paper")
     assert got.tolist() == pytest.approx(naive_residual(rewards, valid, trajectory, group), abs=1e-9)
 
 
