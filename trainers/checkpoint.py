@@ -57,6 +57,20 @@ def write_checkpoint(root: Path, step: int, write: Callable[[Path], None]) -> Pa
     return final
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file so that readers see the old one or the whole new one.
+
+    Raises:
+        OSError: it cannot be written; an earlier file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def verify_checkpoint(folder: Path) -> str | None:
     """None when every file is there with its checksum, else what is wrong."""
     try:

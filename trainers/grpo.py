@@ -28,7 +28,9 @@ from .callbacks import TrainerCallback
 from .config import GRPOConfig
 from .distributed import agree_max, whole_for_generation, zero_stage
 from .encoder import Encoder, load_encoder
-from .guard import EXIT_CODE, Terminated, TerminationGuard, output_folder_lock, set_aside
+from .guard import EXIT_CODE, Terminated, TerminationGuard, check_folder, output_folder_lock, set_aside
+from .identity import describe_run
+from .life import evaluation_due, finish_update, is_finished, save_on_the_way_out, save_or_go_on, together
 from .loggers import MetricsLogger
 from .metrics import TrajectorySummary, join_steps, rollout_metrics
 from .optimization import MicroBatchLimits, TrainRows, accumulate_gradients, apply_gradients, learning_rate
@@ -36,7 +38,7 @@ from .phase import CreditPhase
 from .policy import make_policy
 from .recipes import get_recipe
 from .records import Clock, gather_summaries, keep_rollouts, mean_over_processes, write_completions
-from .resume import load_run, save_run
+from .resume import load_run, record_evaluation, rehearse_save, save_run
 from .snapshots import TeacherSnapshot
 
 logger = logging.getLogger(__name__)
@@ -95,6 +97,14 @@ class GRPOTrainer:
         check_processes(config, self.accelerator)
         self.folder = Path(config.output_dir)
         self.step = 0
+        self.update_metrics: dict[str, float] | None = {}
+        self.evaluation: dict[str, float] | None = None
+        self.evaluation_due = True
+        self.saved_step = -1
+        self.resumed = False
+        self.shared_errors: list[BaseException] = []
+        self._stepping = False
+        self._played = -1
         self.skipped_steps = self.failed_saves = self.empty_updates = 0
         self.best: dict[str, float] = {}
         self.eval_trajectories: list[Trajectory] = []
@@ -130,6 +140,8 @@ class GRPOTrainer:
             functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
             gather_object if self.accelerator.num_processes > 1 else None,
         )
+        self.description = describe_run(self)
+        rehearse_save(self)
 
     # ---- the loop
 
@@ -145,73 +157,72 @@ class GRPOTrainer:
             SystemExit: with code 143 after SIGTERM, once a checkpoint is written.
             RuntimeError: another run is writing to ``output_dir``, or every rollout of several updates failed.
             FloatingPointError: more than ``max_skipped_steps`` losses or gradients were not finite.
-            OSError: the last checkpoint could not be written.
+            OSError: `output_dir` cannot be written to, or the last checkpoint could not be written.
+
+        An error ends the run with the last finished update in a checkpoint where that is possible; see
+        docs/reliability.md.
         """
         main = self.accelerator.is_main_process
+        check_folder(self.accelerator, self.folder)
         with self.guard.installed(), output_folder_lock(self.folder) if main else contextlib.nullcontext():
             if resume_from:
                 self.resume(resume_from, allow_changed_config=allow_changed_config)
-            if self.step == 0 and main:
-                set_aside(self.folder / "checkpoints")
+            if self.step == 0 and not self.resumed:
+                self.evaluation = None
+                if main:
+                    set_aside(self.folder)
             self.accelerator.wait_for_everyone()
+            log = self._logger()
+            ended = False
             try:
-                return self._train(self._logger(resumed=self.step > 0))
+                evaluation = self._train(log)
+                ended = True
+                return evaluation
             except Terminated:
-                self.save()
+                if self.saved_step != self.step:
+                    self.save()
+            except Exception as error:
+                save_on_the_way_out(self, error)
+                raise
+            finally:
+                if log is not None:
+                    log.close(failed=not ended)
             raise SystemExit(EXIT_CODE)
 
     def _train(self, log: MetricsLogger | None) -> dict[str, float]:
         config = self.config
-        evaluation: dict[str, float] = {}
-        if self.step == 0:
-            evaluation = self.evaluate()
-            if log is not None:
-                log.log(0, evaluation)
+        if "correspondence" in self.credit.requires:
+            self.phase.encoder()  # what it lacks is said now and not after the first rollouts
+        if not is_finished(self, log):
+            finish_update(self, log)
         while self.step < config.max_steps:
-            metrics = self.train_step()
+            self.train_step()
             last = self.step == config.max_steps
-            if last or (config.eval_steps and self.step % config.eval_steps == 0):
-                evaluation = self.evaluate()
-                metrics |= evaluation
-            metrics["train/failed_saves"] = float(self.failed_saves)
-            for callback in self.callbacks:
-                callback.on_step_end(self, metrics)
-            if log is not None:
-                log.log(self.step, metrics)
-            if agree_max(self.accelerator, [int(self.guard.requested)])[0]:
-                raise Terminated
             if last or (config.save_steps and self.step % config.save_steps == 0):
-                self._save_or_go_on(last)
-        return evaluation or self.evaluate()
-
-    def _save_or_go_on(self, last: bool) -> None:
-        """A checkpoint that cannot be written costs itself and not the run, unless it is the last one."""
-        try:
-            self.save()
-        except OSError as error:
-            self.failed_saves += 1
-            if last:
-                raise
-            logger.error("the checkpoint of update %d could not be written: %s", self.step, error)
+                save_or_go_on(self, last)
+            finish_update(self, log)
+        return self.evaluation if self.evaluation is not None and self._played == self.step else self.evaluate()
 
     def train_step(self) -> dict[str, float]:
         """One update: rollouts, scores, credit, optimiser steps. Returns its metrics, equal on every process."""
         clock = Clock()
         with self.guard.interruptible():
             trajectories = self.rollout(self.tasks_of(self.step))
-        for callback in self.callbacks:
-            callback.on_rollout(self, trajectories)
         stats = self.collector.stats
         times = {"generation": stats.generation_seconds, "environment": stats.environment_seconds}
-        clock.lap()
         try:
             with keep_rollouts(self.folder, trajectories, self.step, self.accelerator.process_index):
+                with together(self.accelerator, self.shared_errors):
+                    for callback in self.callbacks:
+                        callback.on_rollout(self, trajectories)
+                clock.lap()
                 batch = make_batch(usable(trajectories))
                 with self.guard.interruptible():
                     result = self.phase(batch, self.step)
-                if result.inputs is not None and result.credit is not None:
-                    for callback in self.callbacks:
-                        callback.on_credit(self, result.inputs, result.credit)
+                with together(self.accelerator, self.shared_errors):
+                    if result.inputs is not None and result.credit is not None:
+                        for callback in self.callbacks:
+                            callback.on_credit(self, result.inputs, result.credit)
                 metrics = mean_over_processes(self.accelerator, result.metrics, len(batch.trajectories))
                 times["scoring"] = clock.lap()
                 metrics |= self._optimise(result.rows)
@@ -226,10 +237,18 @@ class GRPOTrainer:
         metrics["time/total_seconds"] = clock.total()
         metrics["rollout/workers_replaced"] = float(self.collector.envs.workers_replaced)
         metrics["rollout/workers_recycled"] = float(self.collector.envs.workers_recycled)
-        self.step += 1
         if self.snapshot is not None:
-            self.snapshot.update(self.model, self.step)
-        return metrics
+            self.snapshot.update(self.model, self.step + 1)
+        self.step += 1
+        self._stepping = False
+        self.update_metrics, self.evaluation = metrics, None
+        self.evaluation_due = evaluation_due(self)
+        return dict(metrics)
+
+    @property
+    def torn(self) -> bool:
+        """Whether the weights in memory are those of no finished update."""
+        return self._stepping or (self.snapshot is not None and self.snapshot.swapped)
 
     def tasks_of(self, step: int) -> list[Task]:
         """The tasks of an update, a pure function of the step: seeded permutations, never a task twice in an update."""
@@ -279,9 +298,12 @@ class GRPOTrainer:
                 if metrics is None:
                     continue
                 lr = learning_rate(self.step, config)
+                before, self._stepping = self._stepping, True
                 metrics["grad_norm"] = apply_gradients(
                     self.accelerator, self.scorer, self.optimizer, lr, config.max_grad_norm, metrics["loss"]
                 )
+                # a step that is not finite is not taken
+                self._stepping = before or math.isfinite(metrics["grad_norm"])
                 metrics["learning_rate"] = lr
                 self._check_finite(metrics)
                 collected.append(metrics)
@@ -330,37 +352,54 @@ class GRPOTrainer:
             ``eval/success``, per-type success, turns, validity; ``eval_privileged/...`` with privileged context.
         """
         panel = list(self.eval_tasks if tasks is None else tasks)
-        if not panel:
-            return {}
+        metrics = self._play(panel, privileged) if panel else {}
+        if tasks is None and not privileged:
+            self.evaluation, self._played = metrics, self.step
+            self.note_best()
+            record_evaluation(self)
+        if panel:
+            for callback in self.callbacks:
+                callback.on_evaluate(self, metrics)
+        return dict(metrics)
+
+    def _play(self, panel: Sequence[Task], privileged: bool) -> dict[str, float]:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         mine = panel[rank::world]
         sampling = replace(self.config.sampling, temperature=self.config.eval_temperature)
         trajectories: list[Trajectory] = []
-        with self._bar(len(mine), "evaluation") as bar, self._generation():
+        with (
+            together(self.accelerator, self.shared_errors),
+            self._bar(len(mine), "evaluation") as bar,
+            self.guard.interruptible(),
+            self._generation(),
+        ):
             if mine or self.collector.agree is not None:
                 trajectories = self.collector.collect(
                     mine, 1, seed=-1, privileged=privileged, sampling=sampling, progress=bar
                 )
+        self.eval_trajectories = gather_object(trajectories) if world > 1 else trajectories
         prefix = "eval_privileged" if privileged else "eval"
-        metrics = rollout_metrics(gather_summaries(self.accelerator, trajectories), prefix)
-        self.eval_trajectories = trajectories
-        if world > 1:
-            self.eval_trajectories = gather_object(trajectories)
-        success = metrics.get("eval/success")
-        if success is not None and tasks is None and success >= self.best.get("success", -1.0):
+        return rollout_metrics(gather_summaries(self.accelerator, trajectories), prefix)
+
+    def note_best(self) -> None:
+        """Keep the best evaluation so far; of equal ones the latest."""
+        success = (self.evaluation or {}).get("eval/success")
+        if success is not None and success >= self.best.get("success", -1.0):
             self.best = {"success": success, "step": float(self.step)}
-        for callback in self.callbacks:
-            callback.on_evaluate(self, metrics)
-        return metrics
 
     # ---- checkpoints
 
     def save(self) -> Path:
         """Write a checkpoint of the model (safetensors), the optimiser and everything that resuming needs."""
         root = save_run(self)
-        for callback in self.callbacks:
-            callback.on_save(self, str(root))
+        self.announce_save(root)
         return root
+
+    def announce_save(self, root: Path) -> None:
+        """Call `on_save`."""
+        with together(self.accelerator, self.shared_errors):
+            for callback in self.callbacks:
+                callback.on_save(self, str(root))
 
     def resume(self, source: str | bool, *, allow_changed_config: bool = False) -> None:
         """Load a checkpoint: weights, optimiser, RNG, teacher, step, best-so-far. See `train`.
@@ -369,7 +408,7 @@ class GRPOTrainer:
             FileNotFoundError: `source` names no checkpoint.
             ValueError: it is damaged, or its tokenizer, tasks or options differ from this run's.
         """
-        load_run(self, source, allow_changed_config)
+        self.resumed = load_run(self, source, allow_changed_config)
 
     # ---- small parts
 
@@ -400,7 +439,12 @@ class GRPOTrainer:
         with tqdm(total=total, desc=description, unit="episode", leave=False) as bar:
             yield bar
 
-    def _logger(self, resumed: bool) -> MetricsLogger | None:
+    def _logger(self) -> MetricsLogger | None:
         if not self.accelerator.is_main_process:
             return None
-        return MetricsLogger(self.folder, self.config.report_to, self.config, self.step if resumed else None)
+        fresh = self.step == 0 and not self.resumed
+        # the line of an update whose evaluation is missing is written again
+        pending = self.update_metrics is not None and self.evaluation_due and self.evaluation is None
+        return MetricsLogger(
+            self.folder, self.config.report_to, self.config, None if fresh else self.step - int(pending)
+        )

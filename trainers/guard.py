@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from .checkpoint import list_checkpoints
+from .distributed import agree_max
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +71,29 @@ class TerminationGuard:
             raise Terminated
 
 
+def check_folder(accelerator: Any, folder: Path) -> None:
+    """Raise unless process 0 can write into a run's output folder; collective.
+
+    Raises:
+        OSError: it cannot be made or written to; every process raises.
+    """
+    failure: OSError | None = None
+    if accelerator.is_main_process:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"x")
+            if not (folder / "checkpoints").is_dir() and (folder / "checkpoints").exists():
+                raise NotADirectoryError(f"{folder / 'checkpoints'} is no folder")
+        except OSError as error:
+            failure = error
+    if agree_max(accelerator, [int(failure is not None)])[0]:
+        raise OSError(
+            f"GRPOTrainer: output_dir must be a folder that can be written to, got {str(folder)!r} "
+            f"({failure or 'on process 0'}); choose another output_dir"
+        ) from failure
+
+
 @contextlib.contextmanager
 def output_folder_lock(folder: Path) -> Iterator[None]:
     """Hold a run's output folder; the lock goes with the process, however it ends.
@@ -102,14 +128,52 @@ def output_folder_lock(folder: Path) -> Iterator[None]:
         file.close()
 
 
-def set_aside(folder: Path) -> Path | None:
-    """Rename a folder of earlier checkpoints, so that a fresh run cannot mix with them or resume from one of them."""
-    if not folder.is_dir() or not any(folder.iterdir()):
+RUN_FILES = (
+    "checkpoints",
+    "metrics.jsonl",
+    "completions",
+    "tensorboard",
+    "wandb_run_id.txt",
+    "eval_trajectories.jsonl.gz",
+    "learning_curve.png",
+    "failed-update-*.jsonl.gz",
+)
+"""What a run leaves in its output folder, as patterns."""
+
+
+def set_aside(folder: Path) -> int | None:
+    """Rename what an earlier run left in its output folder, so that a fresh run neither mixes with nor overwrites it.
+
+    ``metrics.jsonl`` becomes ``metrics.1.jsonl``, ``checkpoints`` becomes ``checkpoints.1`` and so on, everything with
+    the first number that is free for all of it. Files of other names are left alone.
+
+    Returns:
+        The number, or None where there was nothing.
+    """
+    found = [path for pattern in RUN_FILES for path in sorted(folder.glob(pattern)) if _belongs_to_the_last_run(path)]
+    if not found:
         return None
-    target = _unused(folder)
-    folder.rename(target)
-    logger.warning("earlier checkpoints in %s are now in %s", folder, target.name)
-    return target
+    number = 1
+    while any(numbered(path, number).exists() for path in found):
+        number += 1
+    for path in found:
+        path.rename(numbered(path, number))
+    logger.warning(
+        "an earlier run's files in %s are now %s", folder, ", ".join(numbered(path, number).name for path in found)
+    )
+    return number
+
+
+def numbered(path: Path, number: int) -> Path:
+    """The path with a number before its endings: ``metrics.1.jsonl``."""
+    stem, dot, endings = path.name.partition(".")
+    return path.with_name(f"{stem}.{number}{dot}{endings}")
+
+
+def _belongs_to_the_last_run(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.stat().st_size > 0 and not re.search(r"-process-\d+\.\d+\.", path.name)
 
 
 def set_later_aside(folder: Path, step: int) -> Path | None:
@@ -117,7 +181,7 @@ def set_later_aside(folder: Path, step: int) -> Path | None:
     later = [path for path in list_checkpoints(folder) if int(path.name.rpartition("-")[2]) > step]
     if not later:
         return None
-    target = _unused(folder)
+    target = unused(folder)
     target.mkdir()
     for path in later:
         path.rename(target / path.name)
@@ -125,8 +189,8 @@ def set_later_aside(folder: Path, step: int) -> Path | None:
     return target
 
 
-def _unused(folder: Path) -> Path:
+def unused(folder: Path) -> Path:
     number = 1
-    while (target := folder.with_name(f"{folder.name}.{number}")).exists():
+    while (target := numbered(folder, number)).exists():
         number += 1
     return target

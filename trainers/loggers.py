@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +15,9 @@ from typing import Any
 from ..rollout.types import Trajectory
 
 logger = logging.getLogger(__name__)
+
+WANDB_ID = "wandb_run_id.txt"
+"""File in the output folder: the Weights & Biases run that a continued run goes on with."""
 
 
 class MetricsLogger:
@@ -30,25 +35,25 @@ class MetricsLogger:
     def __init__(self, folder: Path, report_to: Sequence[str], config: Any, resume_step: int | None = None):
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.jsonl"
-        self._last = -1
-        kept: list[str] = []
-        if resume_step is not None and self.path.exists():
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if json.loads(line)["step"] <= resume_step]
+        kept = [] if resume_step is None else [line for line in read_metrics(self.path) if line["step"] <= resume_step]
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         temporary.replace(self.path)
-        if kept:
-            self._last = json.loads(kept[-1])["step"]
+        self._last = kept[-1]["step"] if kept else -1
         self._trackers: list[Any] = []
         for name in report_to:
             try:
-                self._trackers.append(_wandb(folder, config) if name == "wandb" else _tensorboard(folder))
+                tracker = _Wandb(folder, config, resume_step) if name == "wandb" else _TensorBoard(folder, resume_step)
+                self._trackers.append(tracker)
             except Exception as error:
                 logger.warning("%s is not available and is left out: %s", name, error)
 
+    def has(self, step: int) -> bool:
+        """Whether the newest line is that update's."""
+        return self._last == step
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of an update.
+        """Record the metrics of an update; what is no number is left out with a warning.
 
         Raises:
             ValueError: `step` is smaller than one logged before.
@@ -56,42 +61,122 @@ class MetricsLogger:
         if step < self._last:
             raise ValueError(f"MetricsLogger.log: step must not go back, got {step} after {self._last}")
         self._last = step
+        numbers = _numbers(metrics)
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON has no nan
         try:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **_as_json(metrics)}) + "\n")
+            _append_whole(self.path, (json.dumps({"step": step, **finite}) + "\n").encode())
         except OSError as error:
             logger.warning("metrics of update %d could not be written: %s", step, error)
         for tracker in list(self._trackers):
             try:
-                tracker(step, metrics)
+                tracker(step, numbers)
             except Exception as error:
                 logger.warning("a tracker failed and is left out from now on: %s", error)
                 self._trackers.remove(tracker)
 
-
-def _as_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no nan and no infinity: such a number is null."""
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-
-
-def _wandb(folder: Path, config: Any):
-    import wandb
-
-    run = wandb.init(project="turncredit", dir=str(folder), config=asdict(config))
-    return lambda step, metrics: run.log(dict(metrics), step=step)
+    def close(self, failed: bool = False) -> None:
+        """End the trackers' runs, so that a later run in this process begins its own; `failed`: by an error."""
+        for tracker in self._trackers:
+            try:
+                if hasattr(tracker, "close"):
+                    tracker.close(failed)
+            except Exception as error:
+                logger.warning("a tracker could not be closed: %s", error)
+        self._trackers = []
 
 
-def _tensorboard(folder: Path):
-    from torch.utils.tensorboard import SummaryWriter
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a ``metrics.jsonl``, one per step, in order; a torn or foreign line is left out.
 
-    writer = SummaryWriter(str(folder / "tensorboard"))
+    A full disk or a kill may have left half a line, a power cut zeros; the last line of a step counts.
+    """
+    if not path.exists():
+        return []
+    lines: dict[int, dict[str, Any]] = {}
+    damaged = 0
+    for text in path.read_bytes().split(b"\n"):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            lines[int(line["step"])] = line
+        except (ValueError, TypeError, KeyError):
+            damaged += 1
+    if damaged:
+        logger.warning("%d lines of %s are damaged and left out", damaged, path)
+    return [lines[step] for step in sorted(lines)]
 
-    def write(step: int, metrics: Mapping[str, float]) -> None:
+
+def _append_whole(path: Path, line: bytes) -> None:
+    """Append a line or nothing; half a line that a kill left before it stays a line of its own.
+
+    Raises:
+        OSError: it could not be written whole; what was written of it is taken back.
+    """
+    with open(path, "a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            line = line if file.read(1) == b"\n" else b"\n" + line
+        try:
+            if file.write(line) < len(line):
+                raise OSError("the disk is full")
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {}
+    for name, value in metrics.items():
+        try:
+            numbers[name] = value if type(value) in (int, float) else float(value)
+        except (TypeError, ValueError, RuntimeError):
+            logger.warning("metric %s is no number but a %s and is left out", name, type(value).__name__)
+    return numbers
+
+
+class _Wandb:
+    """A run of Weights & Biases. One that the user opened is used and left open; one of our own is continued on resume
+    by the id in the output folder, and finished at the end."""
+
+    def __init__(self, folder: Path, config: Any, resume_step: int | None):
+        import wandb
+
+        self._own = getattr(wandb, "run", None) is None
+        if not self._own:
+            self._run: Any = wandb.run
+            return
+        file = folder / WANDB_ID
+        known = file.read_text(encoding="utf-8").strip() if resume_step is not None and file.is_file() else ""
+        name = known or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
+        project = os.environ.get("WANDB_PROJECT", "turncredit")
+        self._run = wandb.init(project=project, dir=str(folder), config=asdict(config), id=name, resume="allow")
+        file.write_text(name + "\n", encoding="utf-8")
+
+    def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, failed: bool) -> None:
+        if self._own:
+            self._run.finish(exit_code=int(failed))
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, resume_step: int | None):
+        from torch.utils.tensorboard import SummaryWriter
+
+        # events of updates that a resumed run makes again are hidden
+        purge = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+
+    def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
-    return write
+    def close(self, failed: bool) -> None:
+        self._writer.close()
 
 
 def readable(trajectory: Trajectory, advantages: Sequence[float] | None = None) -> str:

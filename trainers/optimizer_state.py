@@ -51,7 +51,12 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
             f"in the checkpoint, got ZeRO stage {stage}; load its model folder to start anew from the weights"
         )
     if not stage:
+        own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(saved["adamw"])
+        for group, options in zip(
+            optimizer.param_groups, own, strict=True
+        ):  # weight decay is the run's, not the file's
+            group.update(options)
         return
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 

@@ -15,6 +15,7 @@ from ..credit import join_metrics
 from ..rollout.io import save_trajectories
 from ..rollout.text import plain_text
 from ..rollout.types import Trajectory
+from .guard import unused
 from .loggers import readable
 from .metrics import TrajectorySummary, summarise
 
@@ -28,7 +29,8 @@ def keep_rollouts(folder: Path, trajectories: Sequence[Trajectory], step: int, p
         yield
     except Exception:
         with contextlib.suppress(OSError):
-            path = save_trajectories(trajectories, folder / f"failed-update-{step + 1:06d}-process-{process}.jsonl.gz")
+            path = folder / f"failed-update-{step + 1:06d}-process-{process}.jsonl.gz"
+            path = save_trajectories(trajectories, unused(path) if path.exists() else path)
             logger.error("update %d failed; its rollouts are in %s", step + 1, path)
         raise
 

@@ -1,12 +1,11 @@
-"""Saving a run and going on as if nothing had happened: what is written, what must be equal, what must come back."""
+"""Saving a run and going on as if nothing had happened: what is written and how it comes back."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,40 +15,30 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
-from ..envs import Task
-from .checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
+from .checkpoint import (
+    checkpoint_folder,
+    latest_checkpoint,
+    prune_checkpoints,
+    replace_text,
+    verify_checkpoint,
+    write_checkpoint,
+)
 from .distributed import agree_max, full_weights, is_sharded, load_full_weights, zero_stage
 from .guard import set_later_aside
+from .identity import check_resumable, fingerprint_of, is_adapted, plain
 from .optimizer_state import collect_optimizer, restore_optimizer
+from .rehearsal import check_saveable
 
 if TYPE_CHECKING:
     from .grpo import GRPOTrainer
 
 logger = logging.getLogger(__name__)
 
-# may differ between a run and its continuation: they change what is written or how fast, not what is learned
-FREE_OPTIONS = frozenset(
-    {
-        "output_dir",
-        "max_steps",
-        "num_envs",
-        "num_workers",
-        "env_timeout",
-        "max_worker_rss_mb",
-        "ds3_gather_for_generation",
-        "eval_steps",
-        "num_eval_tasks",
-        "eval_temperature",
-        "save_steps",
-        "save_total_limit",
-        "log_completions",
-        "report_to",
-        "max_skipped_steps",
-    }
-)
+EVALUATION = "evaluation.json"
+"""File in a checkpoint: the metrics of the evaluation that followed it. It is not in the manifest."""
 
-# where the base model lies and who wrote the adapter
-_FREE_ADAPTER_OPTIONS = frozenset({"base_model_name_or_path", "revision", "peft_version", "auto_mapping"})
+RUN_CARD = "turncredit.json"
+"""File beside a saved model: the suite, with its prompt format, that the model was trained on."""
 
 
 def rng_state() -> dict[str, Any]:
@@ -77,74 +66,6 @@ def load_rng_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def fingerprint(
-    tokenizer: Any,
-    train_tasks: Sequence[Task],
-    eval_tasks: Sequence[Task],
-    initial_model: str,
-    adapters: Mapping[str, Any],
-) -> dict[str, str]:
-    """Short hashes of what a continued run must share with the one before; `adapters`: peft configurations by name."""
-
-    def digest(value: Any) -> str:
-        return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
-
-    return {
-        "tokenizer": digest([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]),
-        "train_tasks": digest([task.id for task in train_tasks]),
-        "eval_tasks": digest([task.id for task in eval_tasks]),
-        "initial_model": initial_model,
-        "peft_config": digest(
-            {
-                name: {key: value for key, value in adapter.to_dict().items() if key not in _FREE_ADAPTER_OPTIONS}
-                for name, adapter in adapters.items()
-            }
-        ),
-    }
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, set) else str(value)
-
-
-def check_resumable(
-    saved: Mapping[str, Any], config: Mapping[str, Any], current: Mapping[str, str], allow_changed_config: bool
-) -> None:
-    """Raise a ValueError when a checkpoint belongs to another run.
-
-    Args:
-        saved: the checkpoint's trainer state.
-        config: this run's options.
-        current: this run's fingerprint; the model that training started from counts where a reference or an adapter
-            builds on it.
-        allow_changed_config: let options differ; a different tokenizer is never allowed.
-    """
-    if saved["fingerprint"]["tokenizer"] != current["tokenizer"]:
-        raise ValueError(
-            "GRPOTrainer.resume: tokenizer must be the checkpoint's, got another vocabulary or chat template; "
-            "load the tokenizer from the checkpoint's model folder"
-        )
-    marks = ["train_tasks", "eval_tasks", "peft_config"]
-    marks += ["initial_model"] * (config["beta"] > 0 or saved["adapter"])
-    changed = [name for name in marks if saved["fingerprint"][name] != current[name]]
-    here = json.loads(json.dumps(config))
-    # a schedule that ends at max_steps depends on it
-    free = FREE_OPTIONS - ({"max_steps"} if here["lr_scheduler_type"] != "constant" else set())
-    names = sorted({*saved["config"], *here} - free)
-    changed += [
-        f"{name}: {saved['config'].get(name)!r} -> {here.get(name)!r}"
-        for name in names
-        if saved["config"].get(name) != here.get(name)
-    ]
-    if "eval_tasks" in changed and saved["config"].get("num_eval_tasks") != here.get("num_eval_tasks"):
-        changed.remove("eval_tasks")
-    if changed and not allow_changed_config:
-        raise ValueError(
-            f"GRPOTrainer.resume: config must equal the checkpoint's where it matters, got {'; '.join(changed)}; "
-            "pass allow_changed_config=True to go on all the same"
-        )
-
-
 def save_run(trainer: GRPOTrainer) -> Path:
     """Write a checkpoint under ``output_dir/checkpoints``; collective, every process calls it.
 
@@ -167,7 +88,24 @@ def save_run(trainer: GRPOTrainer) -> Path:
             failure = error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
     if agree_max(accelerator, [int(failure is not None)])[0]:
         raise failure or OSError("process 0 could not write the checkpoint")
+    trainer.saved_step = trainer.step
     return root
+
+
+def rehearse_save(trainer: GRPOTrainer) -> None:
+    """Try at the start what saving does, all but the weights; see `check_saveable`."""
+    check_saveable(trainer.model, trainer.tokenizer, _state(trainer))
+
+
+def record_evaluation(trainer: GRPOTrainer) -> None:
+    """Put the evaluation that followed an update into the update's checkpoint, where there is one."""
+    if trainer.saved_step != trainer.step or not trainer.accelerator.is_main_process:
+        return
+    folder = checkpoint_folder(trainer.folder / "checkpoints", trainer.step)
+    try:
+        replace_text(folder / EVALUATION, json.dumps(trainer.evaluation))
+    except OSError as error:
+        logger.warning("the evaluation of update %d is not in its checkpoint: %s", trainer.step, error)
 
 
 def _write(trainer: GRPOTrainer, folder: Path, weights: dict[str, Any], optimizer: Any, rng: list[Any]) -> None:
@@ -177,6 +115,7 @@ def _write(trainer: GRPOTrainer, folder: Path, weights: dict[str, Any], optimize
     extra = {name: value for name, value in model.state_dict().items() if name not in parameters}
     model.save_pretrained(folder / "model", state_dict={**weights, **extra})
     trainer.tokenizer.save_pretrained(folder / "model")
+    (folder / "model" / RUN_CARD).write_text(json.dumps({"suite": trainer.description["suite"]}), encoding="utf-8")
     if is_adapted(model):
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         save_file({name: weights[name].contiguous() for name in trained}, folder / "trained.safetensors")
@@ -184,28 +123,26 @@ def _write(trainer: GRPOTrainer, folder: Path, weights: dict[str, Any], optimize
     torch.save(rng, folder / "rng.pt")
     if trainer.snapshot is not None:
         save_file(trainer.snapshot.weights, folder / "teacher.safetensors")
-    state = {
+    (folder / "trainer_state.json").write_text(json.dumps(_state(trainer), indent=1), encoding="utf-8")
+    if trainer.evaluation is not None:
+        (folder / EVALUATION).write_text(json.dumps(trainer.evaluation), encoding="utf-8")
+
+
+def _state(trainer: GRPOTrainer) -> dict[str, Any]:
+    return {
         "step": trainer.step,
         "skipped_steps": trainer.skipped_steps,
         "empty_updates": trainer.empty_updates,
         "best": trainer.best,
+        "metrics": trainer.update_metrics,
+        "evaluation_due": trainer.evaluation_due,
         "micro_batch": [trainer.limits.tokens, trainer.limits.rows],
-        "config": asdict(trainer.config),
-        "fingerprint": _fingerprint(trainer),
-        "adapter": is_adapted(model),
+        "config": plain(asdict(trainer.config)),
+        "fingerprint": fingerprint_of(trainer),
+        **trainer.description,
+        "adapter": is_adapted(trainer.model),
         "num_processes": trainer.accelerator.num_processes,
     }
-    (folder / "trainer_state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-
-
-def is_adapted(model: Any) -> bool:
-    """Whether the model carries a peft adapter."""
-    return hasattr(model, "disable_adapter")
-
-
-def _fingerprint(trainer: GRPOTrainer) -> dict[str, str]:
-    adapters = getattr(trainer.model, "peft_config", {}) if is_adapted(trainer.model) else {}
-    return fingerprint(trainer.tokenizer, trainer.train_tasks, trainer.eval_tasks, trainer.policy.initial, adapters)
 
 
 def find_run(root: Path, source: str | bool) -> Path | None:
@@ -238,12 +175,12 @@ def agree_on_run(accelerator: Any, root: Path, source: str | bool) -> Path | Non
     return answer[0]
 
 
-def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: bool) -> None:
-    """Put a trainer where a checkpoint was written; does nothing when True finds none."""
+def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: bool) -> bool:
+    """Put a trainer where a checkpoint was written; False when True finds none."""
     model, accelerator = trainer.model, trainer.accelerator
     folder = agree_on_run(accelerator, trainer.folder / "checkpoints", source)
     if folder is None:
-        return
+        return False
     state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
     missing = sorted({"adapter", "micro_batch", "empty_updates"} - state.keys())
     if missing:
@@ -255,7 +192,9 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
         raise ValueError(
             f"GRPOTrainer.resume: peft_config must be {'given' if state['adapter'] else 'None'}, as in the checkpoint"
         )
-    check_resumable(state, asdict(trainer.config), _fingerprint(trainer), allow_changed_config)
+    changed = check_resumable(state, trainer.config, fingerprint_of(trainer), trainer.description, allow_changed_config)
+    if changed:
+        logger.warning("going on from %s although it differs: %s", folder.name, "; ".join(changed))
     if state["adapter"]:
         load_full_weights(model, load_file(folder / "trained.safetensors"))
     else:
@@ -270,11 +209,36 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     mapped = zero_stage(accelerator) > 0
     optimizer = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=mapped)
     restore_optimizer(accelerator, trainer.scorer, trainer.optimizer, optimizer)
-    if trainer.snapshot is not None and trainer.snapshot.keeps:
-        trainer.snapshot.weights = load_file(folder / "teacher.safetensors")
+    if trainer.snapshot is not None:
+        _restore_teacher(trainer, folder)
     if state["num_processes"] == accelerator.num_processes:
         load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[accelerator.process_index])
     trainer.step, trainer.best = state["step"], state["best"]
     trainer.skipped_steps, trainer.empty_updates = state["skipped_steps"], state["empty_updates"]
     if state["config"]["micro_batch_tokens"] == trainer.config.micro_batch_tokens:
         trainer.limits.tokens, trainer.limits.rows = state["micro_batch"]
+    trainer.update_metrics, trainer.evaluation_due = state.get("metrics"), state.get("evaluation_due", False)
+    trainer.evaluation = _recorded_evaluation(folder)
+    trainer.note_best()
+    same_place = folder.resolve() == checkpoint_folder(trainer.folder / "checkpoints", trainer.step).resolve()
+    trainer.saved_step = trainer.step if same_place else -1
+    return True
+
+
+def _restore_teacher(trainer: GRPOTrainer, folder: Path) -> None:
+    """The lagging teacher of the checkpoint; the policy as it is now where the method before had none."""
+    file = folder / "teacher.safetensors"
+    assert trainer.snapshot is not None
+    if not file.is_file():
+        logger.warning("%s holds no teacher, as its method has none; it begins with the policy's weights", folder.name)
+        trainer.snapshot.take(trainer.model)
+    elif trainer.snapshot.keeps:
+        trainer.snapshot.put(load_file(file))
+
+
+def _recorded_evaluation(folder: Path) -> dict[str, float] | None:
+    try:
+        found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -30,11 +30,19 @@ class TeacherSnapshot:
         if kind not in ("stale", "ema"):
             raise ValueError(f'TeacherSnapshot: kind must be "stale" or "ema", got {kind!r}')
         self.kind, self.refresh_every, self.ema_rate = kind, refresh_every, ema_rate
+        self.swapped = False
         self.keeps = not is_sharded(model) or torch.distributed.get_rank() == 0
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self.weights: dict[str, Tensor] = full_weights(model, self.keeps, trainable_only=True)
-        if kind == "ema":
-            self.weights = {name: value.float() for name, value in self.weights.items()}
+        self.weights: dict[str, Tensor] = {}
+        self.take(model)
+
+    def take(self, model: Any) -> None:
+        """Begin with the weights that the model has now; collective for sharded ones."""
+        self.put(full_weights(model, self.keeps, trainable_only=True))
+
+    def put(self, weights: dict[str, Tensor]) -> None:
+        """Take weights over, an average in float32."""
+        self.weights = {name: value.float() if self.kind == "ema" else value for name, value in weights.items()}
 
     @torch.no_grad()
     def update(self, model: Any, step: int) -> None:
@@ -53,6 +61,7 @@ class TeacherSnapshot:
     def swapped_in(self, model: Any) -> Iterator[None]:
         """Inside, the model has the teacher's weights; afterwards its own, bit for bit."""
         own = full_weights(model, self.keeps, trainable_only=True)
+        self.swapped = True
         try:
             load_full_weights(model, self.weights, self.names)
             yield
@@ -63,4 +72,6 @@ class TeacherSnapshot:
                 Terminated
             ):  # SIGTERM in the middle, raised once: a checkpoint follows and needs the policy's weights
                 load_full_weights(model, own, self.names)
+                self.swapped = False
                 raise
+            self.swapped = False

@@ -1,0 +1,228 @@
+"""What a continued run must share with the one before, and how a difference is named."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..envs import Task
+from .config import GRPOConfig
+from .distributed import zero_stage
+
+if TYPE_CHECKING:
+    from .grpo import GRPOTrainer
+
+# may differ between a run and its continuation: they change what is written or how fast, not what is learned
+FREE_OPTIONS = frozenset(
+    {
+        "output_dir",
+        "max_steps",
+        "num_envs",
+        "num_workers",
+        "env_timeout",
+        "max_worker_rss_mb",
+        "ds3_gather_for_generation",
+        "eval_steps",
+        "num_eval_tasks",
+        "eval_temperature",
+        "save_steps",
+        "save_total_limit",
+        "log_completions",
+        "report_to",
+        "max_skipped_steps",
+    }
+)
+
+# where the base model lies and who wrote the adapter
+_FREE_ADAPTER_OPTIONS = frozenset({"base_model_name_or_path", "revision", "peft_version", "auto_mapping"})
+
+# attributes of a suite that say where something lies on this machine
+_PLACES = re.compile(r"(^|_)(data|root|folder|dir|directory|path|file|url|cache|host|port|retriever)s?$")
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether the model carries a peft adapter."""
+    return hasattr(model, "disable_adapter")
+
+
+def fingerprint(
+    tokenizer: Any,
+    train_tasks: Sequence[Task],
+    eval_tasks: Sequence[Task],
+    initial_model: str,
+    adapters: Mapping[str, Any],
+) -> dict[str, str]:
+    """Short hashes of what a continued run must share with the one before; `adapters`: peft configurations by name."""
+
+    def digest(value: Any) -> str:
+        return hashlib.sha256(json.dumps(value, sort_keys=True, default=_sorted).encode()).hexdigest()[:16]
+
+    return {
+        "tokenizer": digest([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]),
+        "train_tasks": digest([task.id for task in train_tasks]),
+        "eval_tasks": digest([task.id for task in eval_tasks]),
+        "initial_model": initial_model,
+        "peft_config": digest(
+            {
+                name: {key: value for key, value in adapter.to_dict().items() if key not in _FREE_ADAPTER_OPTIONS}
+                for name, adapter in adapters.items()
+            }
+        ),
+    }
+
+
+def _sorted(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else str(value)
+
+
+def fingerprint_of(trainer: GRPOTrainer) -> dict[str, str]:
+    """The fingerprint of a trainer's run."""
+    adapters = getattr(trainer.model, "peft_config", {}) if is_adapted(trainer.model) else {}
+    return fingerprint(trainer.tokenizer, trainer.train_tasks, trainer.eval_tasks, trainer.policy.initial, adapters)
+
+
+def describe_run(trainer: GRPOTrainer) -> dict[str, dict[str, Any]]:
+    """What is written into a checkpoint in plain words, so that a difference can be named, not only noticed.
+
+    Taken when the trainer is made: a suite may count things in its attributes later.
+
+    Returns:
+        ``suite``: its name and plain public attributes (turn limit, history, reward, ..) and the names of its prompt
+        builder and parser, but no place on this machine; ``setup``: attention, precision, ZeRO stage; ``method``: the
+        recipe and every option of the credit method, defaults included.
+    """
+    model_config = trainer.model.config
+    text_config = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
+    setup = {
+        "attn_implementation": getattr(text_config, "_attn_implementation", None),
+        "dtype": str(next(trainer.model.parameters()).dtype),
+        "mixed_precision": str(trainer.accelerator.mixed_precision),
+        "zero_stage": zero_stage(trainer.accelerator),
+    }
+    method = {**asdict(trainer.recipe), "credit_options": trainer.credit.options}
+    return {"suite": describe_suite(trainer.suite), "setup": setup, "method": plain(method)}
+
+
+def describe_suite(suite: Any) -> dict[str, Any]:
+    """Plain attributes of a task suite by name; see `describe_run`."""
+    found: dict[str, Any] = {}
+    for name, value in getattr(suite, "__dict__", {}).items():
+        function = value.func if isinstance(value, functools.partial) else value
+        if hasattr(function, "__qualname__"):
+            found[name.lstrip("_")] = function.__qualname__
+        elif name.startswith("_") or _PLACES.search(name):
+            continue
+        elif is_dataclass(value) and not isinstance(value, type):
+            found |= {f"{name}.{key}": inner for key, inner in describe_suite(value).items()}
+        elif _is_plain(value):
+            found[name] = plain(value)
+    for name in ("name", "max_turns", "history_length", "stop_strings", "causal_span"):
+        if _is_plain(value := getattr(suite, name, None)) and value is not None:
+            found[name] = plain(value)
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return not os.path.isabs(value) or value.startswith("</")
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, np.generic, enum.Enum))
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON knows it; of tensors and arrays their numbers, of anything else its text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(plain, value), key=str)
+    if isinstance(value, (tuple, list)):
+        return [plain(inner) for inner in value]
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def check_resumable(
+    saved: Mapping[str, Any],
+    config: GRPOConfig,
+    current: Mapping[str, str],
+    description: Mapping[str, Mapping[str, Any]],
+    allow_changed_config: bool,
+) -> list[str]:
+    """What differs between a checkpoint and this run, as far as it matters; empty where nothing does.
+
+    Args:
+        saved: the checkpoint's trainer state; what one of an earlier version does not say is not compared.
+        config: this run's options.
+        current: this run's fingerprint; the model that training started from counts where a reference or an adapter
+            builds on it.
+        description: see `describe_run`.
+        allow_changed_config: let options differ; a different tokenizer is never allowed.
+
+    Raises:
+        ValueError: something differs and that is not allowed.
+    """
+    if saved["fingerprint"]["tokenizer"] != current["tokenizer"]:
+        raise ValueError(
+            "GRPOTrainer.resume: tokenizer must be the checkpoint's, got another vocabulary or chat template; "
+            "load the tokenizer from the checkpoint's model folder"
+        )
+    marks = ["train_tasks", "eval_tasks", "peft_config"]
+    marks += ["initial_model"] * (config.beta > 0 or saved["adapter"])
+    changed = [name for name in marks if saved["fingerprint"][name] != current[name]]
+    options = _changed_options(saved["config"], config)
+    if "eval_tasks" in changed and saved["config"].get("num_eval_tasks") != config.num_eval_tasks:
+        changed.remove("eval_tasks")
+    same_method = not any(line.startswith(("credit:", "credit_options", "invalid_action_penalty")) for line in options)
+    changed += options
+    for part in ("suite", "setup") + ("method",) * same_method:
+        before, here = saved.get(part, {}), _through_json(description[part])
+        changed += _differences(f"{part}.", before, {key: value for key, value in here.items() if key in before})
+    if changed and not allow_changed_config:
+        raise ValueError(
+            f"GRPOTrainer.resume: config must equal the checkpoint's where it matters, got {'; '.join(changed)}; "
+            "pass allow_changed_config=True to go on all the same"
+        )
+    return changed
+
+
+def _changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> list[str]:
+    """Options that differ; one that the checkpoint's version did not have was at its default."""
+    here, defaults = _through_json(plain(asdict(config))), _through_json(plain(asdict(GRPOConfig())))
+    # a schedule that ends at max_steps depends on it
+    free = FREE_OPTIONS - ({"max_steps"} if config.lr_scheduler_type != "constant" else set())
+    before = {**defaults, **saved}
+    before["sampling"] = {**defaults["sampling"], **before["sampling"]}
+    known = {field.name for field in fields(config)}
+    before = {name: value for name, value in before.items() if name not in free and (name in known or value)}
+    return _differences("", before, {name: value for name, value in here.items() if name not in free})
+
+
+def _differences(prefix: str, before: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name in sorted(before.keys() & here.keys()):
+        old, new = before[name], here[name]
+        if old != new and isinstance(old, dict) and isinstance(new, dict):
+            lines += _differences(f"{prefix}{name}.", old, new)
+            lines += [f"{prefix}{name}.{key}: {old[key]!r} -> absent" for key in sorted(old.keys() - new.keys())]
+            lines += [f"{prefix}{name}.{key}: absent -> {new[key]!r}" for key in sorted(new.keys() - old.keys())]
+        elif old != new:
+            lines.append(f"{prefix}{name}: {old!r} -> {new!r}")
+    return lines
+
+
+def _through_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
