@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 
 
@@ -21,6 +22,9 @@ class HeadSplit:
     Args:
         model: a Hugging Face causal language model, or a peft model around one.
 
+    Attributes:
+        max_length: tokens of the longest row whose positions mean the same in rows of any length, or None for no limit.
+
     Raises:
         ValueError: a model that cannot be scored this way, with its class.
     """
@@ -32,11 +36,26 @@ class HeadSplit:
         self.places = _decoder_places(base)
         if not self.places:
             self._refuse("keep its decoder in a module of its own, apart from its output embedding")
+        self.max_length = _rope_limit(base.config)
         self.options = {"use_cache": False} if _accepts(base, "use_cache") else {}
-        self._like: Callable[[Tensor], Any] | None = None
+        self._make: Callable[[Tensor], Any] | None = None
 
     def hidden(self, model: Any, input_ids: Tensor) -> Tensor:
-        """``[B, S, H]`` hidden states of ``input_ids [B, S]``."""
+        """``[B, S, H]`` hidden states of ``input_ids [B, S]``.
+
+        Raises:
+            ValueError: rows longer than `max_length`; at the first call, a model that looks ahead or cannot be split.
+        """
+        if self.max_length is not None and input_ids.shape[1] > self.max_length:
+            raise ValueError(
+                f"PolicyScorer: rows must be at most {self.max_length} tokens long, where the rotary frequencies of "
+                f"{self.name} begin to change with length, got {input_ids.shape[1]}; lower max_prompt_length"
+            )
+        if self._make is None:
+            self._check_direction(model, input_ids)
+        return self._run_decoder(model, input_ids)
+
+    def _run_decoder(self, model: Any, input_ids: Tensor) -> Tensor:
         outputs: list[Any] = []
         running: list[nn.Module] = []
 
@@ -51,13 +70,30 @@ class HeadSplit:
             model.forward(input_ids=input_ids, **self.options)
         if not outputs:
             self._refuse("call its decoder as a module")
-        if self._like is None:
+        if self._make is None:
             self.places = [place for place in self.places if _at(_base(model), place) is running[0]]
-            self._like = _output_maker(outputs[0])
+            self._make = _output_maker(outputs[0])
         hidden = outputs[0] if isinstance(outputs[0], Tensor) else outputs[0][0]
         if hidden.dim() != 3 or hidden.shape[:2] != input_ids.shape:
             self._refuse(f"have hidden states [B, S, H] for ids [B, S], got {_shape(hidden)} for {_shape(input_ids)}")
         return hidden
+
+    @torch.no_grad()
+    def _check_direction(self, model: Any, input_ids: Tensor) -> None:
+        """A few tokens alone and with more behind them must have the same hidden states."""
+        few = input_ids[:1, :3]
+        was_training = model.training
+        model.eval()
+        try:
+            alone, followed = self._run_decoder(model, few), self._run_decoder(model, few.repeat(1, 2))
+        finally:
+            model.train(was_training)
+        tolerance = 1e-3 if alone.dtype == torch.float32 else 0.05
+        alone, followed = alone.float(), followed[:, : few.shape[1]].float()
+        # rounding can send one token to another expert, but it does not move them all
+        change = float(((followed - alone).norm(dim=-1) / alone.norm(dim=-1).clamp(min=1e-12)).min())
+        if change > tolerance:
+            self._refuse(f"not look ahead (tokens behind others change their hidden states by {change:.1%})")
 
     def logits(self, model: Any, input_ids: Tensor, hidden: Tensor) -> Tensor:
         """``[n, V]`` logits of ``hidden [n, H]``, which stand at tokens ``input_ids [n]``, by the model's own head."""
@@ -66,8 +102,8 @@ class HeadSplit:
         def visit(module: nn.Module, arguments: Any, options: Any) -> Any:
             nonlocal calls
             calls += 1
-            assert self._like is not None
-            return self._like(hidden[None])
+            assert self._make is not None
+            return self._make(hidden[None])
 
         with self._decoder_replaced(model, visit):
             try:
@@ -157,6 +193,21 @@ def _base(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def _rope_limit(config: Any) -> int | None:
+    """Where rotary frequencies depend on the longest row in a batch, the length up to which they do not."""
+    with contextlib.suppress(ValueError, AttributeError):
+        config = config.get_text_config()
+    settings = getattr(config, "rope_parameters", None) or {}
+    limits = []
+    for rope in (settings, *settings.values()):
+        kind = (rope.get("rope_type") or "") if isinstance(rope, dict) else ""
+        if "dynamic" in kind:
+            limits.append(config.max_position_embeddings)
+        elif kind == "longrope":
+            limits.append(rope["original_max_position_embeddings"])
+    return min(limits, default=None)
+
+
 def _looks_ahead(base: nn.Module) -> bool:
     return any(getattr(module, "is_causal", None) is False for module in base.modules())
 
@@ -168,6 +219,8 @@ def _decoder_places(base: Any) -> list[tuple[str, ...]]:
     places: set[tuple[str, ...]] = set()
     owners = [base]
     for owner in owners:
+        embedding = names.get(id(owner.get_input_embeddings()), ())
+        places.update(embedding[:length] for length in range(1, len(embedding)))
         for module in (owner.get_decoder(), getattr(owner, "base_model", None)):
             path = names.get(id(module), ())
             if not path or module in owners:
