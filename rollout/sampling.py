@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
+from .stop_strings import check_stop_strings, tokens_ending
 from .types import StopReason
 
 
@@ -118,7 +119,8 @@ class StopWatch(StoppingCriteria):
         self.eos_token_id = torch.tensor(list(eos_token_ids), dtype=torch.long, device=ends_stop_string.device)
         self.ends: list[tuple[int, StopReason] | None] = [None] * len(budgets)
         self.done = torch.zeros(len(budgets), dtype=torch.bool, device=ends_stop_string.device)
-        self.tail = 8 + max((len(s) for s in self.stop_strings), default=0)
+        # a character may be as many tokens as it has bytes
+        self.tail = 8 + max((len(s.encode("utf-8", "surrogatepass")) for s in self.stop_strings), default=0)
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
         length = input_ids.shape[1] - self.prompt_width
@@ -141,9 +143,15 @@ class StopWatch(StoppingCriteria):
 
     def _ends_with_stop_string(self, response: Tensor) -> bool:
         ids = response[-self.tail :].tolist()
-        text = self.decode(ids)
-        before = self.decode(ids[:-1])
-        return any(text.count(stop) > before.count(stop) for stop in self.stop_strings)
+        # a window that starts inside a character spoils the whole run of bytes it belongs to (byte fallback)
+        for start in range(min(4, len(ids))):
+            text = self.decode(ids[start:])
+            before = self.decode(ids[start:-1])
+            if any(text.count(stop) > before.count(stop) for stop in self.stop_strings):
+                return True
+            if "�" not in text or len(response) <= self.tail:
+                return False
+        return False
 
 
 @contextlib.contextmanager
@@ -162,7 +170,7 @@ class Sampler:
     Args:
         model: a causal language model (unwrapped from DDP or DeepSpeed).
         tokenizer: its tokenizer, with a padding token.
-        stop_strings: a response ends right after the token that completes one of these.
+        stop_strings: a response ends right after the token that completes one of these; a plain string is one.
         eos_token_ids: end-of-sequence ids; None takes those of the tokenizer and of the model's generation config.
     """
 
@@ -171,33 +179,23 @@ class Sampler:
         model: Any,
         tokenizer: Any,
         *,
-        stop_strings: Sequence[str] = (),
+        stop_strings: Sequence[str] | str = (),
         eos_token_ids: Sequence[int] | None = None,
     ):
         self.model = model
         self.tokenizer = tokenizer
-        self.stop_strings = tuple(stop_strings)
+        self.stop_strings = check_stop_strings(stop_strings, "Sampler")
         if eos_token_ids is None:
             configured = model.generation_config.eos_token_id
             listed = configured if isinstance(configured, list | tuple) else [configured]
             eos_token_ids = sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None})
         self.eos_token_ids = tuple(eos_token_ids)
-        self._ends_stop_string = self._tokens_ending_stop_strings()
+        size = max(len(tokenizer), model.get_input_embeddings().num_embeddings)
+        self._ends_stop_string = tokens_ending(tokenizer, self.stop_strings, size)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens included, nothing tidied up."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-    def _tokens_ending_stop_strings(self) -> Tensor:
-        size = max(len(self.tokenizer), self.model.get_input_embeddings().num_embeddings)
-        flags = torch.zeros(size, dtype=torch.bool)
-        last_characters = {stop[-1] for stop in self.stop_strings}
-        if last_characters:
-            for token, index in self.tokenizer.get_vocab().items():
-                # raw vocabulary entries keep ASCII as it is in every tokenizer family, so a tag's last character shows
-                if any(character in token for character in last_characters):
-                    flags[index] = True
-        return flags
 
     @torch.no_grad()
     def sample(

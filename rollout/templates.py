@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -15,6 +17,8 @@ from .types import Message
 DATE = "2025-01-01"
 """What a template's clock shows unless ``chat_template_kwargs={"strftime_now": "2026-03-01"}`` says otherwise."""
 
+_CLOCK = re.compile(r"\bstrftime_now\s*\(\s*(?P<quote>['\"])(?P<format>[^'\"\\]*)(?P=quote)\s*\)")
+_MENTIONS = re.compile(r"\bstrftime_now\s+is\s+(not\s+)?defined\b|\bnot\s+strftime_now\b|\{#.*?#\}", re.DOTALL)
 _RESERVED = frozenset(
     (
         *("messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
@@ -56,15 +60,31 @@ def check_template_kwargs(kwargs: Any, where: str) -> dict[str, Any]:
     return dict(kwargs)
 
 
+@functools.lru_cache(maxsize=64)
+def _with_stopped_clock(template: str, date: str) -> str:
+    """The template with the texts that its clock would show at `date` written out."""
+    if re.search(r"\bmacro\s+strftime_now\b", template):  # the template's own
+        return template
+    moment = datetime.fromisoformat(date)
+    stopped = _CLOCK.sub(lambda call: json.dumps(moment.strftime(call["format"]), ensure_ascii=False), template)
+    if "strftime_now" in _MENTIONS.sub("", stopped):
+        raise ValueError(
+            "render_prompt: tokenizer must have a chat template that asks strftime_now for a format in quotes, got "
+            "another use; set a fixed date in tokenizer.chat_template"
+        )
+    return stopped
+
+
 def render_text(tokenizer: Any, messages: Sequence[Message], kwargs: Mapping[str, Any], generation: bool = True) -> str:
     """The text of `messages` under the chat template, with a clock that stands still.
 
     Raises:
-        ValueError: the template refuses these messages.
+        ValueError: the template refuses these messages, or asks its clock in another way than by a written format.
     """
     arguments = dict(kwargs)
     if "strftime_now" in str(tokenizer.chat_template):
-        arguments["strftime_now"] = datetime.fromisoformat(arguments.get("strftime_now", DATE)).strftime
+        date = arguments.pop("strftime_now", DATE)
+        arguments["chat_template"] = _with_stopped_clock(tokenizer.get_chat_template(), date)
     try:
         return tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=generation, **arguments
