@@ -76,7 +76,14 @@ def test_joined_parts_are_the_whole_for_align_opsd(name: str) -> None:
 def test_join_by_hand() -> None:
     parts = [
         {"a": Mean(1.0, 3), "b": Deviation(0.0, 1.0, 1), "c": Total(2), "d": Largest(4.0), "e": 1.0, "f": Mean(0.0, 0)},
-        {"a": Mean(5.0, 1), "b": Deviation(0.0, 3.0, 1), "c": Total(3), "d": Largest(-1.0), "e": 4.0, "f": Mean(0.0, 0)},
+        {
+            "a": Mean(5.0, 1),
+            "b": Deviation(0.0, 3.0, 1),
+            "c": Total(3),
+            "d": Largest(-1.0),
+            "e": 4.0,
+            "f": Mean(0.0, 0),
+        },
         {"a": Mean(9.0, 0), "g": Mean(7.0, 5)},
     ]
     joined = join_metrics(parts, [2, 1, 0])

@@ -1,4 +1,4 @@
-"""One rule for "an advantage counts as 0", whatever rounding left of it, in every method that divides or takes a sign."""
+"""One rule for "an advantage counts as 0", whatever rounding left of it, in every method that divides by one."""
 
 from __future__ import annotations
 

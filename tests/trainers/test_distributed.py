@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 from turncredit.trainers import GRPOTrainer
 
 SCRIPT = Path(__file__).parents[1] / "run_distributed.py"
-LEARNED = ("train/loss", "train/grad_norm", "train/kl", "train/ratio", "rollout/success", "rollout/turns")
-LEARNED += ("credit/boundary_threshold",)
+OWN = ("time/", "rollout/workers", "train/failed_saves")  # what a process says of itself
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +33,12 @@ def assert_like_one_process(got: Path, expected: Path) -> None:
     assert [line["step"] for line in first] == [line["step"] for line in second] == [0, 1, 2, 3, 4]
     compared = 0
     for ours, theirs in zip(first, second, strict=True):
-        for name in LEARNED:
-            assert (name in ours) == (name in theirs)
-            if name in ours:
-                assert ours[name] == pytest.approx(theirs[name], rel=2e-4, abs=1e-6), (name, ours["step"])
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            if not name.startswith(OWN):
+                assert ours[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-6), (name, ours["step"])
                 compared += 1
-    assert compared >= 15
+    assert compared >= 100
     AutoModelForCausalLM.from_pretrained(got / "checkpoints" / "step-000004" / "model")
     weights, reference = saved(got), saved(expected)
     for name, value in reference.items():

@@ -1,0 +1,31 @@
+"""A head that rules tokens out (a logit of -inf) costs nothing but those tokens."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from accelerate import Accelerator
+from gradient_cases import config, make_rows
+from tiny import tiny_model
+
+from turncredit.rollout import PolicyScorer
+from turncredit.trainers import AuxiliaryLoss
+from turncredit.trainers.optimization import accumulate_gradients
+
+
+def test_loss_entropy_gradients_and_metrics_stay_finite():
+    rows, _ = make_rows()
+    forbidden = 1  # no row holds it
+    model = tiny_model()
+    handle = model.lm_head.register_forward_hook(
+        lambda module, inputs, output: output.index_fill(-1, torch.tensor([forbidden]), -torch.inf)
+    )
+    metrics = accumulate_gradients(
+        Accelerator(cpu=True), PolicyScorer(model), rows, config(), pad_token_id=0, auxiliary=AuxiliaryLoss("sdar", 0.1)
+    )
+    handle.remove()
+    assert all(math.isfinite(value) for value in metrics.values()), metrics
+    assert 0 < metrics["entropy"] < math.log(model.config.vocab_size)
+    for name, parameter in model.named_parameters():
+        assert torch.isfinite(parameter.grad).all(), name
