@@ -18,6 +18,7 @@ from ..credit.rectification import rectify
 from ..envs import ParsedResponse, Task, TaskSuite
 from ..rollout.collector import RolloutCollector
 from ..rollout.scoring import Agree
+from ..rollout.suite_calls import parsed_or_empty
 from .batch import TurnBatch, anchor_ids, span_mask
 from .config import GRPOConfig
 from .encoder import Encoder
@@ -196,7 +197,7 @@ class CreditPhase:
         seeds = [("teacher", self.config.seed, step, *key) for key in keys]
         with self.generation():
             samples = self.collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
-        return [self.suite.parse(self.collector.response_text(sample)) for sample in samples]
+        return [parsed_or_empty(self.suite, self.collector.response_text(sample)) for sample in samples]
 
     def _inputs(
         self, batch: TurnBatch, student: Tensor, teacher: Tensor | None, correspondence: Correspondence | None

@@ -1,0 +1,96 @@
+"""Calls of a task suite in the middle of a rollout: what it does wrong fails one episode and not the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..envs import EnvFailure, HistoryEntry, Observation, ParsedResponse, Task, TaskSuite
+from ..envs.results import as_number, shown
+from .types import Message
+
+
+def parsed_response(suite: TaskSuite, response: str) -> ParsedResponse | EnvFailure:
+    """``suite.parse(response)`` with its fields checked, or the failure ``"suite_error"``."""
+    return _asked("parse", lambda: suite.parse(response), lambda answer: _parsed(answer, response))
+
+
+def parsed_or_empty(suite: TaskSuite, response: str) -> ParsedResponse:
+    """A response that is no turn of an episode (a teacher's, say); an invalid empty one where the suite is at fault."""
+    answer = parsed_response(suite, response)
+    return ParsedResponse("", "", False) if isinstance(answer, EnvFailure) else answer
+
+
+def turn_messages(
+    suite: TaskSuite, task: Task, history: Sequence[HistoryEntry], observation: Observation
+) -> list[Message] | EnvFailure:
+    """``suite.messages(..)`` as a list of messages, or the failure ``"suite_error"``."""
+    return _asked("messages", lambda: suite.messages(task, history, observation), _messages)
+
+
+def privileged_text(suite: TaskSuite, task: Task) -> str | EnvFailure | None:
+    """``suite.privileged_context(task)``, or the failure ``"suite_error"``."""
+    return _asked("privileged_context", lambda: suite.privileged_context(task), _context)
+
+
+def _asked(name: str, call: Callable[[], Any], check: Callable[[Any], Any]) -> Any:
+    try:
+        return check(call())
+    except _Wrong as error:
+        return EnvFailure("suite_error", f"{name}: {error}")
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(where.filename)}:{where.lineno}"
+        return EnvFailure("suite_error", f"{name} raised {type(error).__name__} at {place}: {shown(error, plain=True)}")
+
+
+class _Wrong(Exception):
+    pass
+
+
+def _parsed(answer: Any, response: str) -> ParsedResponse:
+    _demand(isinstance(answer, ParsedResponse), "the result must be a ParsedResponse", answer)
+    for name in ("thinking", "action"):
+        value = getattr(answer, name)
+        _demand(isinstance(value, str), f"{name} must be a str, empty where there is none", value)
+    _demand(as_number(answer.valid) in (0.0, 1.0), "valid must be a bool", answer.valid)
+    for name in ("thinking_span", "action_span"):
+        span = getattr(answer, name)
+        _demand(span is None or _is_span(span, len(response)), f"{name} must be a range inside the response", span)
+    return answer if answer.valid is bool(answer.valid) else dataclasses.replace(answer, valid=bool(answer.valid))
+
+
+def _is_span(span: Any, length: int) -> bool:
+    start, end = span
+    return 0 <= start <= end <= length
+
+
+def _messages(answer: Any) -> list[Message]:
+    _demand(
+        isinstance(answer, Sequence) and not isinstance(answer, str | bytes) and len(answer) > 0,
+        "the result must be a non-empty list of messages",
+        answer,
+    )
+    for message in answer:
+        _demand(isinstance(message, Mapping) and "role" in message, "a message must be a mapping with a role", message)
+        content = message.get("content")
+        # calls of tools go without text
+        _demand(
+            isinstance(content, str | list) or (content is None and "tool_calls" in message),
+            "content must be text",
+            content,
+        )
+    return list(answer)
+
+
+def _context(answer: Any) -> str | None:
+    _demand(answer is None or isinstance(answer, str), "the result must be a str or None", answer)
+    return answer
+
+
+def _demand(right: bool, rule: str, value: Any) -> None:
+    if not right:
+        raise _Wrong(f"{rule}, got {shown(value)} ({type(value).__name__})")
