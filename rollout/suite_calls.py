@@ -74,16 +74,16 @@ def _messages(answer: Any) -> list[Message]:
         "the result must be a non-empty list of messages",
         answer,
     )
-    for message in answer:
-        _demand(isinstance(message, Mapping) and "role" in message, "a message must be a mapping with a role", message)
-        content = message.get("content")
-        # calls of tools go without text
-        _demand(
-            isinstance(content, str | list) or (content is None and "tool_calls" in message),
-            "content must be text",
-            content,
-        )
-    return list(answer)
+    return [_message(message) for message in answer]
+
+
+def _message(message: Any) -> Message:
+    _demand(isinstance(message, Mapping) and "role" in message, "a message must be a mapping with a role", message)
+    content = message.get("content")
+    # calls of tools go without text
+    bare = content is None and "tool_calls" in message
+    _demand(bare or isinstance(content, str | list), "content must be text", content)
+    return dict(message)
 
 
 def _context(answer: Any) -> str | None:
