@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-from tiny_policy.prompt import compact_messages
+from tiny_policy.prompt import compact_messages, trained_hint
 from train_alfworld import EMBEDDED
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -41,7 +41,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         generate_games(folder, args.tasks, seed=args.seed, split="probe", num_workers=2)
         suite = AlfWorldSuite(
-            folder, splits=["probe"], privileged="hint", max_turns=14, build_messages=compact_messages
+            folder,
+            splits=["probe"],
+            privileged="hint",
+            max_turns=14,
+            build_messages=compact_messages,
+            build_hint=trained_hint,
         )
         tasks = suite.tasks("probe")
         with RolloutCollector(model, tokenizer, suite, sampling) as collector:

@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-from tiny_policy.prompt import compact_messages
+from tiny_policy.prompt import compact_messages, trained_hint
 from train_alfworld import EMBEDDED, GENERATED
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -37,6 +37,7 @@ def make_trainer(folder: Path, method: str, games: Path) -> GRPOTrainer:
         privileged="hint",
         max_turns=14,
         build_messages=compact_messages,
+        build_hint=trained_hint,
     )
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ._worker import EnvSlots
+from ._worker import EnvSlots, unpacked
 from .base import Environment
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main(int(sys.argv[2]))"
@@ -63,7 +63,7 @@ class WorkerProcess:
             serial, replies, self.rss_mb = self._live[1].recv()
         except (EOFError, OSError):
             return None
-        return replies if serial == self._serial else None
+        return unpacked(replies) if serial == self._serial else None
 
     def ask_to_leave(self) -> None:
         """Tell the process to close its environments and end; `stop` then waits for it."""

@@ -12,17 +12,24 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from .base import EnvFailure, Environment
+from .results import checked_answer, shown
 
 
 class EnvSlots:
     """Environments by slot, made on first use and reused; what one of them raises becomes an `EnvFailure`.
 
+    An answer that is not what the protocol says becomes one too (see `checked_answer`).
+
     Args:
         make_env: called once per slot.
+        caught: what an environment may raise without more harm than its episode.
     """
 
-    def __init__(self, make_env: Callable[[], Environment]) -> None:
+    def __init__(
+        self, make_env: Callable[[], Environment], caught: tuple[type[BaseException], ...] = (Exception,)
+    ) -> None:
         self._make_env = make_env
+        self._caught = caught
         self._envs: dict[int, Environment] = {}
 
     def handle(self, kind: str, requests: Mapping[int, Any]) -> dict[int, Any]:
@@ -34,21 +41,21 @@ class EnvSlots:
             if slot not in self._envs:
                 self._envs[slot] = self._make_env()
             env = self._envs[slot]
-            return env.reset(argument) if kind == "reset" else env.step(argument)
-        except Exception as error:
+            return checked_answer(kind, env.reset(argument) if kind == "reset" else env.step(argument))
+        except self._caught as error:
             self._discard(slot)
             where = traceback.extract_tb(error.__traceback__)[-1]
-            text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+            text = error.args[0] if isinstance(error, KeyError) and error.args else error  # its str adds quotes
             place = f"{os.path.basename(where.filename)}:{where.lineno}"
-            asked = repr(argument)[:200]
-            return EnvFailure("error", f"{kind} of {asked} raised {type(error).__name__} at {place}: {text}")
+            raised = f"raised {type(error).__name__} at {place}: {shown(text, 2000, plain=True)}"
+            return EnvFailure("error", f"{kind} of {shown(argument)} {raised}")
 
     def _discard(self, slot: int) -> None:
         env = self._envs.pop(slot, None)
         if env is not None:
             try:
                 env.close()
-            except Exception:
+            except self._caught:
                 return
 
     def close(self) -> None:
@@ -57,21 +64,23 @@ class EnvSlots:
             self._discard(slot)
 
 
-def _sendable(replies: dict[int, Any]) -> dict[int, Any]:
-    """The replies, with a failure in place of each that cannot be pickled."""
-    try:
-        pickle.dumps(replies)
-        return replies
-    except Exception:
-        return {slot: _checked(reply) for slot, reply in replies.items()}
+def packed(replies: Mapping[int, Any]) -> dict[int, bytes]:
+    """The replies pickled one by one, so that one which cannot be read at the other end costs its own slot alone."""
+    return {slot: pickle.dumps(reply) for slot, reply in replies.items()}
 
 
-def _checked(reply: Any) -> Any:
+def unpacked(replies: Mapping[int, bytes]) -> dict[int, Any]:
+    """What `packed` was given, with a failure in place of each reply whose classes cannot be imported here."""
+    return {slot: _read(data) for slot, data in replies.items()}
+
+
+def _read(data: bytes) -> Any:
     try:
-        pickle.dumps(reply)
-        return reply
+        return pickle.loads(data)
     except Exception as error:
-        return EnvFailure("error", f"the environment's answer cannot be pickled: {error}; keep info plain")
+        return EnvFailure(
+            "bad_result", f"the environment's answer cannot be read here: {shown(error, plain=True)}; keep it plain"
+        )
 
 
 def resident_mb() -> float:
@@ -108,12 +117,12 @@ def main(descriptor: int) -> None:
             from multiprocessing.spawn import import_main_path
 
             import_main_path(script)
-        slots = EnvSlots(pickle.loads(payload))
+        slots = EnvSlots(pickle.loads(payload), (Exception, SystemExit))
         while True:
             serial, kind, requests = connection.recv()
             if kind == "close":
                 break
-            connection.send((serial, _sendable(slots.handle(kind, requests)), resident_mb()))
+            connection.send((serial, packed(slots.handle(kind, requests)), resident_mb()))
         slots.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

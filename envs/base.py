@@ -38,11 +38,15 @@ class Observation:
 class StepResult:
     """What one action led to.
 
+    Numbers may be of any numeric type (NumPy scalars, arrays and tensors without dimensions, fractions, decimals): the
+    vector runner hands on plain ones. A field of another kind, and a number out of range, fails the episode.
+
     Args:
         observation: the next observation (the last one of the episode when ``done``).
-        reward: reward of this step, in the environment's units.
+        reward: reward of this step, in the environment's units, finite; 0 where a turn has no score of its own.
         done: whether the episode is over.
-        success: whether the task is solved; a fact of its own, not derived from the reward.
+        success: whether the task is solved, or the fraction of it that is; a fact of its own, not derived from the
+            reward.
         valid: whether the action was well-formed and admissible.
         info: anything else, picklable (for example ``{"score": 0.7}``).
     """
@@ -50,7 +54,7 @@ class StepResult:
     observation: Observation
     reward: float = 0.0
     done: bool = False
-    success: bool = False
+    success: bool | float = False
     valid: bool = True
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -60,7 +64,9 @@ class EnvFailure:
     """An episode the environment could not go on with; travels as data, never as an exception.
 
     Args:
-        cause: a short stable word: ``"worker_died"``, ``"timeout"``, ``"error"``.
+        cause: a short stable word: ``"worker_died"``, ``"timeout"``, ``"error"`` (the environment raised),
+            ``"bad_result"`` (its answer is not what `Environment` says), ``"suite_error"`` (the task suite raised or
+            answered so).
         message: what happened, for a person.
     """
 
@@ -69,7 +75,11 @@ class EnvFailure:
 
 
 class Environment(Protocol):
-    """One episode at a time. State never leaks from one episode to the next."""
+    """One episode at a time. State never leaks from one episode to the next.
+
+    An episode that cannot go on or cannot be scored raises: it is left out with its cause, where a reward of 0 would
+    train on it.
+    """
 
     def reset(self, task_id: str) -> Observation:
         """Start `task_id`; the result does not depend on what was played before."""

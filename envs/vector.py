@@ -34,6 +34,8 @@ class VectorEnv:
     per slot inside the worker and reused for every later episode. What goes wrong travels as `EnvFailure`:
 
     - an environment that raises: ``"error"`` for that slot; its environment is made anew at the next reset;
+    - one whose answer is no `Observation` or `StepResult`, or holds a field of another kind or a number out of range:
+      ``"bad_result"`` for that slot;
     - a worker that dies: ``"worker_died"`` for each running episode of that worker;
     - a worker silent for `timeout` seconds: it is killed, and ``"timeout"`` likewise.
 

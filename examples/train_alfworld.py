@@ -21,7 +21,7 @@ from pathlib import Path
 
 import common
 from accelerate import Accelerator  # pyright: ignore[reportAttributeAccessIssue]
-from tiny_policy.prompt import compact_messages
+from tiny_policy.prompt import compact_messages, trained_hint
 
 from turncredit.envs import TaskSuite
 from turncredit.envs.alfworld import AlfWorldSuite, generate_games
@@ -54,6 +54,7 @@ def generated_suite(args: argparse.Namespace, accelerator: Accelerator) -> TaskS
         privileged="hint",
         max_turns=args.max_turns or 14,
         build_messages=compact_messages if args.model is None else None,
+        build_hint=trained_hint if args.model is None else None,
     )
 
 

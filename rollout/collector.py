@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..envs import EnvFailure, HistoryEntry, Observation, StepResult, Task, TaskSuite
+from ..envs import EnvFailure, HistoryEntry, Observation, ParsedResponse, StepResult, Task, TaskSuite
+from ..envs.results import numeric_info
 from ..envs.vector import VectorEnv
-from .chat import Chat, check_chat_template
-from .prompts import check_tokenizer, parse_response, with_privileged_context
+from .chat import check_chat_template
+from .prompts import check_tokenizer
 from .sampling import Sample, Sampler, SamplingConfig
 from .scoring import Agree
+from .suite_calls import parsed_response, privileged_text, turn_chat, turn_messages
 from .templates import check_template_kwargs
 from .text import plain, token_range
 from .types import Message, StopReason, Trajectory, Turn
@@ -140,7 +141,8 @@ class RolloutCollector:
             progress: an object with ``update(n)`` and ``set_postfix(...)`` (a tqdm bar), advanced once per episode.
 
         Returns:
-            P * G trajectories, task by task, rollout by rollout. Episodes whose environment failed carry the cause.
+            P * G trajectories, task by task, rollout by rollout. Episodes that the environment or the suite failed
+            carry the cause.
 
         Raises:
             ValueError: `tasks` is empty or `num_generations` is not positive.
@@ -161,6 +163,9 @@ class RolloutCollector:
         turns_played = 0
         generation = environment = 0.0
 
+        def fail(slot: int, failure: EnvFailure) -> None:
+            finish(slot, StopReason.ENV_FAILURE, f"{failure.cause}: {failure.message}")
+
         def finish(slot: int, reason: StopReason, failure: str | None = None) -> None:
             index = playing.pop(slot)
             results[index] = _trajectory(episodes[index], reason, failure, step)
@@ -179,7 +184,7 @@ class RolloutCollector:
                 answers = self.envs.reset({slot: episodes[index].task.id for slot, index in fresh.items()})
             for slot, answer in answers.items():
                 if isinstance(answer, EnvFailure):
-                    finish(slot, StopReason.ENV_FAILURE, f"{answer.cause}: {answer.message}")
+                    fail(slot, answer)
                 else:
                     episodes[playing[slot]].observation = answer
             environment += time.perf_counter() - clock
@@ -187,7 +192,9 @@ class RolloutCollector:
             clock = time.perf_counter()
             for slot in list(playing):
                 reason = self._prepare_turn(episodes[playing[slot]], sampling, privileged)
-                if reason is not None:
+                if isinstance(reason, EnvFailure):
+                    fail(slot, reason)
+                elif reason is not None:
                     empty = not episodes[playing[slot]].turns
                     finish(slot, reason, "prompt over max_prompt_length" if empty else None)
             slots = sorted(playing, key=lambda s: len(episodes[playing[s]].prompt_ids))
@@ -195,29 +202,31 @@ class RolloutCollector:
             generation += time.perf_counter() - clock
 
             clock = time.perf_counter()
-            parsed = {
-                slot: parse_response(self.suite.parse, self.response_text(sample), episodes[playing[slot]].opened)
-                for slot, sample in zip(slots, samples, strict=True)
-            }
+            parsed: dict[int, ParsedResponse] = {}
             outcomes: dict[int, StepResult | EnvFailure] = {}
-            if slots:
-                outcomes = self.envs.step({slot: parsed[slot].action for slot in slots})
+            for slot, sample in zip(slots, samples, strict=True):
+                read = parsed_response(self.suite, self.response_text(sample), episodes[playing[slot]].opened)
+                (outcomes if isinstance(read, EnvFailure) else parsed)[slot] = read  # type: ignore[index]
+            if parsed:
+                outcomes |= self.envs.step({slot: read.action for slot, read in parsed.items()})
             environment += time.perf_counter() - clock
             for slot, sample in zip(slots, samples, strict=True):
                 episode, outcome = episodes[playing[slot]], outcomes[slot]
                 turns_played += 1
                 if isinstance(outcome, EnvFailure):
-                    finish(slot, StopReason.ENV_FAILURE, f"{outcome.cause}: {outcome.message}")
+                    fail(slot, outcome)
                     continue
                 self._record_turn(episode, sample, parsed[slot], outcome)
                 if outcome.done:
-                    finish(slot, StopReason.SUCCESS if outcome.success else StopReason.DONE)
+                    finish(slot, StopReason.SUCCESS if outcome.success == 1 else StopReason.DONE)
                 elif len(episode.turns) >= self.suite.max_turns:
                     finish(slot, StopReason.MAX_TURNS)
         self.stats = CollectorStats(generation, environment)
         return [results[index] for index in range(len(episodes))]
 
-    def _prepare_turn(self, episode: _Episode, sampling: SamplingConfig, privileged: bool) -> StopReason | None:
+    def _prepare_turn(
+        self, episode: _Episode, sampling: SamplingConfig, privileged: bool
+    ) -> StopReason | EnvFailure | None:
         """Render the next prompt; returns a reason when the episode must end instead."""
         assert episode.observation is not None
         episode.observation = _plain_observation(episode.observation)
@@ -226,13 +235,17 @@ class RolloutCollector:
         episode.budget = min(sampling.max_completion_length, limit - used if limit else sampling.max_completion_length)
         if episode.budget < 1:
             return StopReason.TOKEN_BUDGET
-        episode.messages = plain(list(self.suite.messages(episode.task, episode.history, episode.observation)))
-        shown = episode.messages
-        context = self.suite.privileged_context(episode.task) if privileged else None
-        if context is not None:
-            shown = with_privileged_context(shown, context)
-        chat = Chat(self.tokenizer, shown, self.chat_template_kwargs)
-        episode.prompt_ids, episode.opened = chat.ids(), chat.opened()
+        messages = turn_messages(self.suite, episode.task, episode.history, episode.observation)
+        context = privileged_text(self.suite, episode.task) if privileged else None
+        if isinstance(messages, EnvFailure):
+            return messages
+        if isinstance(context, EnvFailure):
+            return context
+        episode.messages = plain(messages)
+        chat = turn_chat(self.tokenizer, episode.messages, context, self.chat_template_kwargs)
+        if isinstance(chat, EnvFailure):
+            return chat
+        episode.prompt_ids, episode.opened = chat
         return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > sampling.max_prompt_length else None
 
     def _anyone_plays(self, here: bool) -> bool:
@@ -305,11 +318,7 @@ class RolloutCollector:
             )
         )
         episode.success = float(outcome.success)
-        episode.info = {
-            name: float(value)
-            for name, value in outcome.info.items()
-            if isinstance(value, int | float) and math.isfinite(value)
-        }
+        episode.info = numeric_info(outcome.info)
         episode.history.append(HistoryEntry(observation.text, parsed.action))
         episode.observation = outcome.observation
 

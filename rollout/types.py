@@ -21,7 +21,7 @@ class StopReason(str, enum.Enum):
     MAX_TURNS = "max_turns"  # episode: the turn limit was reached
     PROMPT_BUDGET = "prompt_budget"  # episode: the next prompt would not fit max_prompt_length
     TOKEN_BUDGET = "token_budget"  # episode: the trajectory's response budget was spent
-    ENV_FAILURE = "env_failure"  # episode: the environment died, hung or raised; see Trajectory.failure
+    ENV_FAILURE = "env_failure"  # episode: the environment or the suite failed; see Trajectory.failure
 
 
 @dataclass(frozen=True)

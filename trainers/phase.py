@@ -17,8 +17,8 @@ from ..credit.profiles import boundary_divergences, boundary_threshold
 from ..credit.rectification import rectify
 from ..envs import ParsedResponse, Task, TaskSuite
 from ..rollout.collector import RolloutCollector
-from ..rollout.prompts import parse_response
 from ..rollout.scoring import Agree
+from ..rollout.suite_calls import parsed_or_empty
 from .batch import TurnBatch, anchor_ids, span_mask
 from .config import GRPOConfig
 from .encoder import Encoder
@@ -211,8 +211,8 @@ class CreditPhase:
         seeds = [("teacher", self.config.seed, step, *key) for key in keys]
         with self.generation():
             samples = self.collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
-        texts = map(self.collector.response_text, samples)
-        return [parse_response(self.suite.parse, *answer) for answer in zip(texts, openings, strict=True)]
+        answers = zip(samples, openings, strict=True)
+        return [parsed_or_empty(self.suite, self.collector.response_text(sample), opened) for sample, opened in answers]
 
     def _inputs(
         self, batch: TurnBatch, student: Tensor, teacher: Tensor | None, correspondence: Correspondence | None

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ..base import Observation, StepResult
 from .data import TASK_TYPES, data_root, game_path
+from .old_traces import modern_action
 
 NOTHING_HAPPENS = "Nothing happens."
 _HIDDEN = frozenset({"help"})
@@ -23,6 +24,8 @@ class AlfWorldEnv:
         data: folder of games, see `data_root`; None reads ``ALFWORLD_DATA``.
         anchor: what GiGPO compares to find the same state again: ``"observation"`` is the observation's text alone, as
             in the published code; ``"situation"`` adds the admissible actions, which tells more states apart.
+        translate_old_actions: also take commands as they were before ALFWorld 0.4.0, ``put X in/on Y``; what the agent
+            reads stays in present words.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -34,6 +37,7 @@ class AlfWorldEnv:
         data: str | os.PathLike[str] | None = None,
         *,
         anchor: Literal["observation", "situation"] = "observation",
+        translate_old_actions: bool = False,
     ) -> None:
         if anchor not in ("observation", "situation"):
             raise ValueError(
@@ -42,6 +46,7 @@ class AlfWorldEnv:
             )
         self.root = data_root(data)
         self._anchor = anchor
+        self._translate = translate_old_actions
         self._engine: Any = None
         self._observation: Observation | None = None
         self._done = False
@@ -73,6 +78,8 @@ class AlfWorldEnv:
         if self._observation is None or self._done:
             state = "no episode" if self._observation is None else "an episode that is over"
             raise ValueError(f"step: an episode must be running, got {state}; call reset(task_id) first")
+        if self._translate and isinstance(action, str):
+            action = modern_action(action)
         if not isinstance(action, str) or action not in self._observation.admissible_actions:
             self._observation = self._observe(NOTHING_HAPPENS, self._observation.admissible_actions)
             return StepResult(self._observation, valid=False)

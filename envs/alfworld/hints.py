@@ -32,10 +32,10 @@ class Hint:
 
     @property
     def text(self) -> str:
-        """One sentence.
+        """One sentence, in the words of the engine's commands.
 
         >>> Hint((("apple 1", "fridge 1"),), ("heat", "microwave 1"), destination="countertop 2").text
-        'the apple 1 is in fridge 1; heat it with microwave 1; put it in/on countertop 2'
+        'the apple 1 is in fridge 1; heat it with microwave 1; move it to countertop 2'
         """
         clauses = [
             f"the {thing} is {'in' if place.startswith(_CLOSABLE) else 'on'} {place}" for thing, place in self.things
@@ -46,7 +46,7 @@ class Hint:
         if self.lamp is not None:
             clauses.append(f"take it to {self.lamp[1]} and use {self.lamp[0]}")
         if self.destination is not None:
-            clauses.append(f"put {them} in/on {self.destination}")
+            clauses.append(f"move {them} to {self.destination}")
         if self.already_there:
             clauses.append(f"{self.already_there} more is there already")
         return "; ".join(clauses)

@@ -32,7 +32,8 @@ class AlfWorldSuite:
         limits: per split, at most so many tasks, taken in turn from the task types so that the selection is balanced.
         build_messages: replaces the prompt: called as ``(task, history, observation) -> messages``.
         parse: replaces the parser of responses.
-        anchor: see `AlfWorldEnv`.
+        build_hint: replaces the words of the hint: called as ``hint -> text``.
+        anchor, translate_old_actions: see `AlfWorldEnv`.
 
     Raises:
         FileNotFoundError: no data folder.
@@ -53,7 +54,9 @@ class AlfWorldSuite:
         limits: Mapping[str, int] | None = None,
         build_messages: PromptBuilder | None = None,
         parse: Callable[[str], ParsedResponse] = parse_response,
+        build_hint: Callable[[Hint], str] | None = None,
         anchor: Literal["observation", "situation"] = "observation",
+        translate_old_actions: bool = False,
     ) -> None:
         if privileged not in ("skills", "hint", "both", "none"):
             raise ValueError(
@@ -70,9 +73,11 @@ class AlfWorldSuite:
         self.history_length = history_length
         self.max_turns = max_turns
         self.anchor: Literal["observation", "situation"] = anchor
+        self.translate_old_actions = translate_old_actions
         self._limits = dict(limits or {})
         self._build_messages = build_messages
         self._parse = parse
+        self._build_hint = build_hint
         if splits is None:
             splits = [name for name in (*SPLITS, "eval") if (self.root / name).is_dir()]
         self._splits = dict(splits) if isinstance(splits, Mapping) else {name: name for name in splits}
@@ -96,7 +101,7 @@ class AlfWorldSuite:
 
     def make_env(self) -> Callable[[], Environment]:
         """A picklable factory of `AlfWorldEnv`."""
-        return partial(AlfWorldEnv, self.root, anchor=self.anchor)
+        return partial(AlfWorldEnv, self.root, anchor=self.anchor, translate_old_actions=self.translate_old_actions)
 
     def messages(self, task: Task, history: Sequence[HistoryEntry], observation: Observation) -> list[Message]:
         """The chat messages of the next turn."""
@@ -113,7 +118,8 @@ class AlfWorldSuite:
         """Skills, hint, both or nothing, as the suite was asked."""
         parts = []
         if self.privileged in ("hint", "both"):
-            parts.append(f"Hint for this house: {self.hint(task).text}.")
+            hint = self.hint(task)
+            parts.append(f"Hint for this house: {self._build_hint(hint) if self._build_hint else hint.text}.")
         if self.privileged in ("skills", "both"):
             parts.append(f"Useful skills:\n{skills_text(task.type)}")
         return "\n\n".join(parts) or None

@@ -22,7 +22,7 @@ from .generator import World, generate_world, split_questions
 from .http_retriever import HttpRetriever
 from .metrics import dataset_metrics
 from .prompts import parse_response, search_messages
-from .retrieval import Document, RetrievalError, Retriever, information_block, read_information
+from .retrieval import Document, NoListsError, RetrievalError, Retriever, information_block, read_information
 from .skills import Skill, skill_bank, skills_for, skills_text
 from .suite import SearchQASuite
 
@@ -34,6 +34,7 @@ __all__ = [
     "DenseRetriever",
     "Document",
     "HttpRetriever",
+    "NoListsError",
     "Question",
     "RetrievalError",
     "Retriever",

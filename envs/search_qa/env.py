@@ -9,7 +9,7 @@ from ..base import Observation, StepResult
 from .answers import exact_match, extract_answer, sub_exact_match
 from .data import Question
 from .prompts import parse_response
-from .retrieval import Document, RetrievalError, Retriever, error_block, information_block
+from .retrieval import Document, NoListsError, RetrievalError, Retriever, error_block, information_block
 
 Anchor = Literal["observation", "situation"]
 
@@ -36,7 +36,9 @@ class SearchQAEnv:
         topk: passages per search.
         anchor: what GiGPO compares to find the same state again: ``"observation"`` is the observation's text alone, as
             in the published code; ``"situation"`` is the question with everything that came back so far.
-        strict_original: see `exact_match`.
+        strict_original: behave like the published code in every detail: an empty query is a valid turn and sent, a
+            search without passages brings back an empty result and a reply without any list the words for none, and
+            answers are compared as `exact_match` says.
 
     Raises:
         ValueError: a number is not positive, or the anchor is not known.
@@ -101,10 +103,11 @@ class SearchQAEnv:
         if parsed.action.startswith("<answer>"):
             return self._finish(extract_answer(parsed.action), parsed.valid)
         query = parsed.action.removeprefix("<search>").removesuffix("</search>")
-        valid = parsed.valid and bool(query)
+        sent = bool(query) or (self._strict and bool(parsed.action))
+        valid = parsed.valid and sent
         if self._turn >= self._max_turns:
             return self._finish(None, valid)
-        if not query:
+        if not sent:
             return StepResult(self._observe(""), valid=False, info={**self._info(True), "tool_input": None})
         text, trouble = self._search(query)
         return StepResult(self._observe(text), valid=valid, info={**self._info(True), "tool_input": query, **trouble})
@@ -137,11 +140,15 @@ class SearchQAEnv:
         try:
             found: list[list[Document]] | None = self._retriever.search([query], self._topk)
         except RetrievalError as error:
+            if self._strict and isinstance(error, NoListsError):
+                return information_block([]), {}
             return error_block(error.cause), {"retrieval_error": error.cause, "retrieval_message": error.message}
+        if found == [] and self._strict:
+            return information_block([]), {}
         if not found:
             trouble = {"retrieval_error": "no_reply", "retrieval_message": "the retriever returned nothing"}
             return information_block(None), trouble
-        return information_block(found[0][: self._topk]), {}
+        return information_block(found[0][: self._topk], strict_original=self._strict), {}
 
     def _finish(self, answer: str | None, valid: bool) -> StepResult:
         assert self._question is not None

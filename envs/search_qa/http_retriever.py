@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from .retrieval import Document, RetrievalError, as_document
+from .retrieval import Document, NoListsError, RetrievalError, as_document
 
 RequestForm = Literal["queries", "query"]
 _MAX_REPLY = 64 * 2**20
@@ -206,13 +206,15 @@ def read_reply(data: bytes, num_queries: int) -> list[list[Document]]:
         num_queries: how many lists there must be.
 
     Raises:
-        RetrievalError: ``"malformed"``: it is anything else.
+        RetrievalError: ``"malformed"``: it is anything else; a `NoListsError` where it holds no list at all.
     """
     try:
         reply = json.loads(data)
     except (ValueError, RecursionError):
         raise RetrievalError("malformed", f"the reply is not JSON: {_start_of(data)}") from None
     result = reply.get("result") if isinstance(reply, dict) else None
+    if isinstance(reply, dict) and not result:
+        raise NoListsError("malformed", f'the reply has no list in its "result": {_start_of(data)}')
     if not isinstance(result, list) or not all(isinstance(found, list) for found in result):
         raise RetrievalError("malformed", f'the reply has no list of lists "result": {_start_of(data)}')
     if len(result) != num_queries:

@@ -41,6 +41,10 @@ class RetrievalError(Exception):
         return f"{self.cause}: {self.message}" if self.message else self.cause
 
 
+class NoListsError(RetrievalError):
+    """A well-formed reply without any list of passages; an empty list of passages for the query is none of these."""
+
+
 @runtime_checkable
 class Retriever(Protocol):
     """Anything that finds passages."""
@@ -89,15 +93,20 @@ def as_document(item: Any, *, position: int = 0) -> Document:
     return Document(str(item.get("id", position)), contents, float(score))
 
 
-def information_block(documents: Sequence[Document] | None) -> str:
+def information_block(documents: Sequence[Document] | None, *, strict_original: bool = False) -> str:
     """The observation that search results become.
 
     Numbered passages as the one JSON string ``result`` between information tags, as the published environments word it;
     None stands for a retriever that gave no reply at all.
+
+    Args:
+        documents: the passages.
+        strict_original: show a search without passages as an empty result, as the published code does; by default the
+            agent is told so in words.
     """
     if documents is None:
         return _block("Unknown API state (no response and no error message).")
-    if not documents:
+    if not documents and not strict_original:
         return _block("No search results found.")
     return _block("".join(f"Doc {n}: {doc.contents.strip()}\n" for n, doc in enumerate(documents, start=1)))
 

@@ -42,7 +42,7 @@ class SearchQASuite:
         seed: of the generated world.
         build_messages: replaces the prompt: called as ``(task, history, observation) -> messages``.
         parse: replaces the parser of responses; actions must stay complete blocks.
-        anchor: see `SearchQAEnv`.
+        anchor, strict_original: see `SearchQAEnv`.
 
     Raises:
         ValueError: an argument is out of range, or questions come without a retriever.
@@ -66,6 +66,7 @@ class SearchQASuite:
         build_messages: PromptBuilder | None = None,
         parse: Callable[[str], ParsedResponse] = parse_response,
         anchor: Anchor = "observation",
+        strict_original: bool = False,
     ) -> None:
         if privileged not in ("skills", "answer", "facts", "both", "none"):
             raise ValueError(
@@ -91,6 +92,7 @@ class SearchQASuite:
         self.max_turns = max_turns
         self.topk = topk
         self.anchor: Anchor = anchor
+        self.strict_original = strict_original
         self._build_messages = build_messages
         self._parse = parse
         self._make_retriever = _HttpAt(retriever) if isinstance(retriever, str) else retriever
@@ -111,7 +113,12 @@ class SearchQASuite:
     def make_env(self) -> Callable[[], Environment]:
         """A picklable factory of `SearchQAEnv`; environments of one process share one retriever."""
         assert self._make_retriever is not None
-        options = {"max_turns": self.max_turns, "topk": self.topk, "anchor": self.anchor}
+        options = {
+            "max_turns": self.max_turns,
+            "topk": self.topk,
+            "anchor": self.anchor,
+            "strict_original": self.strict_original,
+        }
         return EnvFactory(self._questions, self._make_retriever, options)
 
     def messages(self, task: Task, history: Sequence[HistoryEntry], observation: Observation) -> list[Message]:

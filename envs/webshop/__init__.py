@@ -10,6 +10,7 @@ from .generator import generate_catalogue
 from .goals import Goal, build_goals, goal_from_record, split_ranges
 from .hints import Hint, goal_hint
 from .nouns import TitleNouns, title_nouns
+from .prefixes import prefixed_search
 from .prompts import parse_response, webshop_messages
 from .reward import Reward, purchase_reward
 from .search import SearchIndex
@@ -39,6 +40,7 @@ __all__ = [
     "goal_hint",
     "load_shop",
     "parse_response",
+    "prefixed_search",
     "purchase_reward",
     "replay",
     "skill_bank",

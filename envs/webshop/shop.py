@@ -16,6 +16,7 @@ from .generator import generate_catalogue
 from .goals import SHUFFLE_SEED, Goal, GoalSet, build_goals, split_ranges
 from .nouns import TitleNouns, title_nouns
 from .pages import PAGE_SIZE, Page, item_page, results_page, sub_page
+from .prefixes import prefixed_search
 from .reward import Reward, purchase_reward
 from .search import SearchIndex, default_cache_dir
 
@@ -31,8 +32,9 @@ class ShopConfig:
         nouns: noun file in place of the folder's own ``title_nouns.json``.
         spacy_model: spaCy model for titles the noun file lacks; None uses a word rule.
         strict_original: behave like the original in every detail, faults included: draw the prices of ranges and the
-            price limits from one stream, and compare a synthetic goal's options as name-value pairs.
-        seed: of that stream, and of nothing else.
+            price limits from one stream, compare a synthetic goal's options as name-value pairs, and list products for
+            queries that begin with ``<q>``, ``<c>``, ``<a>`` or ``<r>`` (see `prefixed_search`).
+        seed: of that stream and of the ``<r>`` search, and of nothing else.
         shuffle_seed: of the goals' order; leave it, or the splits are not the published ones.
         generated_products, generated_seed: of the generated shop.
         cache_dir: folder for search indexes; ``"auto"`` is the user's cache folder, None keeps them in memory.
@@ -63,7 +65,7 @@ class Shop:
         products: the catalogue.
         goals: goals with ids, in order.
         nouns: nouns of titles.
-        strict_original: see `ShopConfig`.
+        strict_original, seed: see `ShopConfig`.
         cache_dir: see `SearchIndex`.
     """
 
@@ -74,16 +76,19 @@ class Shop:
         nouns: TitleNouns,
         *,
         strict_original: bool = False,
+        seed: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.products = {product.asin: product for product in products}
         self.goals = {goal.id: goal for goal in goals}
         self.nouns = nouns
         self.strict_original = strict_original
+        self.seed = seed
         self.index = SearchIndex(list(self.products.values()), cache_dir)
         self.item_page = lru_cache(maxsize=4096)(self._item_page)
         self.sub_page = lru_cache(maxsize=4096)(self._sub_page)
         self.results_page = lru_cache(maxsize=4096)(self._results_page)
+        self._prefixed = lru_cache(maxsize=256)(self._list_products)
 
     def split(self, name: str) -> list[Goal]:
         """The goals of a split ("train", "eval", "test"), in order.
@@ -114,8 +119,16 @@ class Shop:
         """Judge the purchase of `asin` with `options` for `goal`."""
         return purchase_reward(self.products[asin], goal, options, self.nouns, strict_original=self.strict_original)
 
+    def hits(self, query: str) -> tuple[str, ...]:
+        """Ids of the products that a search brings up, in the order of the results' pages."""
+        listed = self._prefixed(query) if self.strict_original and query.startswith("<") else None
+        return self.index.search(query) if listed is None else listed
+
+    def _list_products(self, query: str) -> tuple[str, ...] | None:
+        return prefixed_search(list(self.products.values()), query, self.seed)
+
     def _results_page(self, query: str, page: int) -> Page:
-        hits = self.index.search(query)
+        hits = self.hits(query)
         shown = hits[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
         return results_page([self.products[asin] for asin in shown], page, len(hits))
 
@@ -153,7 +166,8 @@ def _load(config: ShopConfig, folder: str | None, cache_dir: str | None) -> Shop
     products = build_products(records, attributes, human, limit=config.num_products, rng=rng)
     goals = build_goals(products, config.goals, rng=rng, shuffle_seed=config.shuffle_seed)
     nouns = title_nouns(nouns_file, spacy_model=config.spacy_model, titles=(product.title for product in products))
-    return Shop(products, goals, nouns, strict_original=config.strict_original, cache_dir=cache_dir)
+    strict = config.strict_original
+    return Shop(products, goals, nouns, strict_original=strict, seed=config.seed, cache_dir=cache_dir)
 
 
 def _read(path: str | os.PathLike[str]) -> Any:

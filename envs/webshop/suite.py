@@ -152,7 +152,7 @@ class WebShopSuite:
         """
         goal = self.goal(task)
         title = goal.name.lower().translate(_NO_BRACKETS)
-        hits = self.shop.index.search(title)
+        hits = self.shop.hits(title)
         if goal.asin not in hits:
             raise ValueError(
                 f"walkthrough: task must be found by its product's title, got {task.id!r}; take another task"

@@ -15,7 +15,7 @@ from turncredit.envs.alfworld import AlfWorldSuite
 from turncredit.rollout.prompts import with_privileged_context
 
 from .demonstrator import Habits, next_move
-from .prompt import compact_messages, keep_notes
+from .prompt import compact_messages, keep_notes, trained_hint
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,14 @@ class Played:
 
 def make_suite(data: str | os.PathLike[str], split: str, max_turns: int) -> AlfWorldSuite:
     """The suite of the embedded default: compact prompts, and a teacher that reads the instance's hint."""
-    return AlfWorldSuite(data, splits=[split], privileged="hint", max_turns=max_turns, build_messages=compact_messages)
+    return AlfWorldSuite(
+        data,
+        splits=[split],
+        privileged="hint",
+        max_turns=max_turns,
+        build_messages=compact_messages,
+        build_hint=trained_hint,
+    )
 
 
 def demonstrate(

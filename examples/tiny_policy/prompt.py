@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from turncredit.envs import HistoryEntry, Message, Observation, Task
+from turncredit.envs.alfworld import Hint
 
 LAST_ACTIONS = 2
 """How many past actions a prompt repeats."""
@@ -25,6 +26,7 @@ _TAKEN = re.compile(r"^You pick up the ([a-z]+ \d+) from the ([a-z]+ \d+)\.")
 _MOVED = re.compile(r"^You move the ([a-z]+ \d+) to the ([a-z]+ \d+)\.")
 _CHANGED = re.compile(r"^You (clean|heat|cool) the ([a-z]+ \d+) using the ([a-z]+ \d+)\.")
 _STATE = {"clean": "clean", "heat": "hot", "cool": "cool"}
+_MOVE = re.compile(r"\bmove (it|both) to ([a-z]+ \d+)")
 _NOISE = re.compile(r"\b(?:a|an|the|and|you)\b|[.,:]", re.IGNORECASE)
 
 
@@ -146,3 +148,12 @@ def render_notes(notes: Notebook, actions: Sequence[str], observation: str) -> s
 def compact_messages(task: Task, history: Sequence[HistoryEntry], observation: Observation) -> list[Message]:
     """The chat messages of the next turn, for ``AlfWorldSuite(build_messages=compact_messages)``."""
     return [{"role": "user", "content": compact_prompt(history, observation.text)}]
+
+
+def trained_hint(hint: Hint) -> str:
+    """A hint in the words the shipped policy was trained on, for ``AlfWorldSuite(build_hint=trained_hint)``.
+
+    >>> trained_hint(Hint((("apple 1", "fridge 1"),), destination="countertop 2"))
+    'the apple 1 is in fridge 1; put it in/on countertop 2'
+    """
+    return _MOVE.sub(r"put \1 in/on \2", hint.text)

@@ -62,6 +62,6 @@ def play_episode(
         turns.append(Demonstration(shown, move.response, informed))
         result = environment.step(move.action)
         if result.done:
-            return Played(turns, informed, result.success)
+            return Played(turns, informed, bool(result.success))
         history.append(HistoryEntry(observation.text, move.action))
         observation = result.observation

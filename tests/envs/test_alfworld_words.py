@@ -162,15 +162,15 @@ def test_hints_by_hand():
             "heat apple 1 with microwave 1", "go to countertop 2", "move apple 1 to countertop 2"]  # fmt: skip
     hint = hint_from_walkthrough(heat, "pick_heat_then_place_in_recep")
     assert hint == Hint((("apple 1", "fridge 1"),), ("heat", "microwave 1"), None, "countertop 2")
-    assert hint.text == "the apple 1 is in fridge 1; heat it with microwave 1; put it in/on countertop 2"
+    assert hint.text == "the apple 1 is in fridge 1; heat it with microwave 1; move it to countertop 2"
     light = ["go to desk 1", "take bowl 1 from desk 1", "go to dresser 1", "use desklamp 1"]
     hint = hint_from_walkthrough(light, "look_at_obj_in_light")
     assert hint.text == "the bowl 1 is on desk 1; take it to dresser 1 and use desklamp 1"
     two = ["take pen 1 from bed 1", "move pen 1 to desk 1", "take pen 2 from drawer 1", "move pen 2 to desk 1"]
     hint = hint_from_walkthrough(two, "pick_two_obj_and_place")
-    assert hint.text == "the pen 1 is on bed 1; the pen 2 is in drawer 1; put both in/on desk 1"
+    assert hint.text == "the pen 1 is on bed 1; the pen 2 is in drawer 1; move both to desk 1"
     hint = hint_from_walkthrough(two[:2], "pick_two_obj_and_place")
-    assert hint.text == "the pen 1 is on bed 1; put it in/on desk 1; 1 more is there already"
+    assert hint.text == "the pen 1 is on bed 1; move it to desk 1; 1 more is there already"
     detour = [*two[:2], "take cd 1 from drawer 1", "move cd 1 to bed 1", *two[2:]]
     assert hint_from_walkthrough(detour, "pick_two_obj_and_place").things == (("pen 1", "bed 1"), ("pen 2", "drawer 1"))
     with pytest.raises(ValueError, match=r"walkthrough must take something, got \['look'\]"):

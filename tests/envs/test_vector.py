@@ -224,7 +224,7 @@ def test_an_answer_that_cannot_be_sent_is_a_failure_of_that_slot_alone(fakes):
     with VectorEnv(fakes.Counter, 2, num_workers=1) as envs:
         envs.reset({0: "a", 1: "b"})
         answers = envs.step({0: "unpicklable", 1: "x"})
-        assert answers[0].cause == "error"
+        assert answers[0].cause == "bad_result"
         assert "pickle" in answers[0].message
         assert answers[1].observation.text == "b:1"
 

@@ -1,0 +1,30 @@
+"""The checkout as people and tools meet it: copied whole, without turning in circles."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("credit", "envs", "rollout", "trainers")
+
+
+def test_the_folder_of_type_checkers_can_be_copied_with_its_links_followed(tmp_path):
+    """A copy follows links to folders; one that leads to the checkout itself would never end."""
+    shutil.copytree(ROOT / ".typing", tmp_path / "copy")
+    found = sorted(path.relative_to(tmp_path / "copy").parts for path in (tmp_path / "copy").rglob("py.typed"))
+    assert [parts[:2] for parts in found] == [("turncredit", name) for name in PACKAGES]
+
+
+def test_no_link_of_the_checkout_leads_to_a_folder_it_lies_in():
+    skipped = {".git", "outputs", "build", "dist"}
+    links = [
+        path
+        for top in ROOT.iterdir()
+        if top.name not in skipped and not top.name.startswith(".venv")
+        for path in (top.rglob("*") if top.is_dir() and not top.is_symlink() else [top])
+        if path.is_symlink()
+    ]
+    assert {link.name for link in links} >= set(PACKAGES)
+    for link in links:
+        assert link.resolve() not in link.absolute().parents, link
