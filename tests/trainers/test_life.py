@@ -487,7 +487,7 @@ def test_another_attention_precision_and_recipe_are_named(tmp_path, monkeypatch)
     eager.set_attn_implementation("eager")
     with (
         trainer(tmp_path, credit="mine", model=eager) as run,
-        pytest.raises(ValueError, match="setup.attn_implementation: 'sdpa' -> 'eager'"),
+        pytest.raises(ValueError, match=r"setup\.attn_implementation: 'sdpa' -> 'eager'"),
     ):
         run.resume(True)
     monkeypatch.setitem(RECIPES, "mine", Recipe("agent_opsd", snapshot="stale", refresh_every=4))
