@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
+from .options import check_options, count, number
 from .stop_strings import check_stop_strings, tokens_ending
 from .types import StopReason
 
@@ -39,20 +40,18 @@ class SamplingConfig:
     max_prompt_length: int = 2048
 
     def __post_init__(self) -> None:
-        rules: dict[str, tuple[bool, str]] = {
-            "temperature": (self.temperature >= 0, "be 0 (greedy) or more"),
-            "top_p": (0 < self.top_p <= 1, "lie in (0, 1]"),
-            "top_k": (self.top_k >= 0, "be 0 (off) or more"),
-            "max_completion_length": (self.max_completion_length >= 1, "be at least 1"),
-            "max_trajectory_tokens": (
-                self.max_trajectory_tokens is None or self.max_trajectory_tokens >= 1,
-                "be at least 1, or None for no limit",
-            ),
-            "max_prompt_length": (self.max_prompt_length >= 1, "be at least 1"),
-        }
-        for name, (ok, rule) in rules.items():
-            if not ok:
-                raise ValueError(f"SamplingConfig: {name} must {rule}, got {getattr(self, name)}")
+        for name, value in check_options("SamplingConfig", vars(self), _RULES).items():
+            object.__setattr__(self, name, value)
+
+
+_RULES = {
+    "temperature": number(fix="0 is greedy"),
+    "top_p": number(0.0, 1.0, above=True, fix="1 keeps every token"),
+    "top_k": count(0, fix="0 keeps every token"),
+    "max_completion_length": count(1),
+    "max_trajectory_tokens": count(1, none="for no limit"),
+    "max_prompt_length": count(1),
+}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ..rollout.collector import RolloutCollector
 from .config import GRPOConfig
 from .distributed import agree_max, zero_stage
 from .recipes import Recipe
+from .tryout import try_options
 
 
 def make_credit(config: GRPOConfig, recipe: Recipe) -> CreditMethod:
@@ -20,12 +21,15 @@ def make_credit(config: GRPOConfig, recipe: Recipe) -> CreditMethod:
 
     Raises:
         TypeError: an option that the method does not have.
+        ValueError: an option out of range; see `try_options`.
     """
     options = {**recipe.credit_options, **config.credit_options}
     method = get_credit(recipe.credit, **options)
     if "invalid_penalty" in method.options and "invalid_penalty" not in options:
         options["invalid_penalty"] = config.invalid_action_penalty
-    return get_credit(recipe.credit, **options)
+    method = get_credit(recipe.credit, **options)
+    try_options(method, config.num_generations)
+    return method
 
 
 def make_collector(

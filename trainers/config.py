@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..rollout.options import check_options, count, flag, number, text
 from ..rollout.sampling import SamplingConfig
 from ..rollout.templates import check_template_kwargs
 from .losses import LOSS_TYPES
+
+TRACKERS = ("wandb", "tensorboard")
 
 
 @dataclass
@@ -52,9 +57,14 @@ class GRPOConfig:
         save_steps: checkpoint every so many updates; 0 only at the end.
         save_total_limit: checkpoints kept.
         log_completions: trajectories written out as readable text per update; 0 writes none.
-        report_to: any of ``"wandb"``, ``"tensorboard"``; JSONL metrics are always written.
+        report_to: any of ``"wandb"``, ``"tensorboard"``, or ``"all"`` that are installed, or ``"none"``; JSONL metrics
+            are always written.
         max_skipped_steps: updates with a loss or gradient that is not finite before the run stops.
         seed: of sampling and of the task order.
+
+    Raises:
+        TypeError: an option of another kind, such as text where a number is needed (``"1e-6"``), or an unknown one.
+        ValueError: an option out of range, or two that do not go together.
     """
 
     output_dir: str = "outputs/run"
@@ -100,51 +110,127 @@ class GRPOConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.sampling, Mapping):
-            self.sampling = SamplingConfig(**self.sampling)
+        self.check()
+
+    def check(self) -> None:
+        """Raise unless every option is of its kind and in its range; a trainer asks again when it is made.
+
+        Raises:
+            TypeError: an option is of another kind, text where a number is needed for instance, or unknown.
+            ValueError: an option is out of range, or two do not go together.
+        """
+        self.sampling = _sampling(self.sampling)
         self.chat_template_kwargs = check_template_kwargs(self.chat_template_kwargs, "GRPOConfig")
-        self.report_to = (self.report_to,) if isinstance(self.report_to, str) else tuple(self.report_to)
-        for name in (
-            "num_tasks",
-            "num_envs",
-            "num_iterations",
-            "num_minibatches",
-            "micro_batch_tokens",
-            "num_eval_tasks",
-            "save_total_limit",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"GRPOConfig: {name} must be at least 1, got {getattr(self, name)}")
-        for name in (
-            "max_steps",
-            "num_workers",
-            "beta",
-            "entropy_coef",
-            "invalid_action_penalty",
-            "warmup_steps",
-            "eval_steps",
-            "save_steps",
-            "epsilon",
-            "epsilon_high",
-            "eval_temperature",
-            "max_skipped_steps",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"GRPOConfig: {name} must not be negative, got {getattr(self, name)}")
-        if self.num_generations < 2:
-            raise ValueError(
-                f"GRPOConfig: num_generations must be at least 2, got {self.num_generations}; "
-                "a group of one has no baseline and its advantage is 0"
+        self.report_to = trackers(self.report_to)
+        self.output_dir = os.fspath(self.output_dir) if isinstance(self.output_dir, os.PathLike) else self.output_dir
+        for name, value in check_options("GRPOConfig", vars(self), _RULES).items():
+            setattr(self, name, value)
+        if not isinstance(self.credit_options, Mapping) or not all(isinstance(key, str) for key in self.credit_options):
+            raise TypeError(
+                f"GRPOConfig: credit_options must map option names to values, got {self.credit_options!r}; "
+                'write {"gamma": 0.95}'
             )
-        for name in ("learning_rate", "max_grad_norm", "env_timeout"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"GRPOConfig: {name} must be positive, got {getattr(self, name)}")
-        if self.loss_type not in LOSS_TYPES:
-            raise ValueError(f"GRPOConfig: loss_type must be one of {LOSS_TYPES}, got {self.loss_type!r}")
-        if self.lr_scheduler_type not in ("constant", "linear", "cosine"):
-            raise ValueError(
-                f"GRPOConfig: lr_scheduler_type must be constant, linear or cosine, got {self.lr_scheduler_type!r}"
-            )
-        unknown = set(self.report_to) - {"wandb", "tensorboard"}
-        if unknown:
-            raise ValueError(f"GRPOConfig: report_to must name wandb or tensorboard, got {sorted(unknown)}")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        slots = self.num_tasks * self.num_generations
+        pairs = [
+            (
+                "delta",
+                self.delta is None or self.delta > 1 + self.epsilon_high,
+                f"exceed 1 + epsilon_high = {1 + self.epsilon_high:g}",
+                "raise it, or use None to turn the dual clip off",
+            ),
+            (
+                "num_minibatches",
+                self.num_minibatches <= slots,
+                f"be at most the {slots} trajectories of an update (num_tasks x num_generations)",
+                "lower it",
+            ),
+            (
+                "warmup_steps",
+                self.warmup_steps <= self.max_steps,
+                f"be at most max_steps = {self.max_steps}",
+                "the learning rate would never be reached; lower it",
+            ),
+        ]
+        for name, ok, rule, fix in pairs:
+            if not ok:
+                raise ValueError(f"GRPOConfig: {name} must {rule}, got {getattr(self, name)!r}; {fix}")
+
+
+_RULES = {
+    "output_dir": text(),
+    "max_steps": count(0),
+    "num_tasks": count(1),
+    "num_generations": count(2, fix="a group of one has no baseline and its advantage is 0"),
+    "credit": text(),
+    "num_envs": count(1),
+    "num_workers": count(0, fix="0 plays in this process"),
+    "env_timeout": number(above=True),
+    "max_worker_rss_mb": number(above=True, none="for no limit"),
+    "ds3_gather_for_generation": flag(),
+    "epsilon": number(0.0, 1.0, fix="1 leaves the ratio unclipped below"),
+    "epsilon_high": number(),
+    "delta": number(none="to turn the dual clip off"),
+    "beta": number(),
+    "entropy_coef": number(),
+    "loss_type": text(*LOSS_TYPES),
+    "invalid_action_penalty": number(),
+    "learning_rate": number(above=True),
+    "weight_decay": number(),
+    "warmup_steps": count(0),
+    "lr_scheduler_type": text("constant", "linear", "cosine"),
+    "max_grad_norm": number(above=True, fix="a very large one never clips"),
+    "num_iterations": count(1),
+    "num_minibatches": count(1),
+    "micro_batch_tokens": count(1),
+    "per_device_train_batch_size": count(1, none="to let micro_batch_tokens decide"),
+    "recompute_logprobs": flag(none="to do so unless the model is float32"),
+    "encoder": text(),
+    "teacher_max_completion_length": count(1, none="for the student's"),
+    "eval_steps": count(0, fix="0 evaluates only before and after"),
+    "num_eval_tasks": count(1),
+    "eval_temperature": number(fix="0 is greedy"),
+    "save_steps": count(0, fix="0 saves only at the end"),
+    "save_total_limit": count(1),
+    "log_completions": count(0),
+    "max_skipped_steps": count(0),
+    "seed": count(0),
+}
+
+
+def _sampling(value: Any) -> SamplingConfig:
+    if isinstance(value, SamplingConfig):
+        return value
+    known = [field.name for field in fields(SamplingConfig)]
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"GRPOConfig: sampling must be a SamplingConfig or a mapping of its options, got {value!r}; "
+            f"its options are {known}"
+        )
+    if unknown := sorted(map(str, value.keys() - set(known))):
+        raise TypeError(f"GRPOConfig: sampling must hold options among {known}, got {unknown}; use one of them")
+    return SamplingConfig(**value)
+
+
+def trackers(report_to: Any) -> tuple[str, ...]:
+    """The trackers that ``report_to`` names: None and ``"none"`` are none, ``"all"`` those that are installed.
+
+    Raises:
+        TypeError: neither a name nor a sequence of names.
+        ValueError: an unknown name, or ``"none"`` or ``"all"`` beside others.
+    """
+    names = [report_to] if isinstance(report_to, str) else list(report_to or ())
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f'GRPOConfig: report_to must be names of trackers, got {report_to!r}; write "wandb" or "none"')
+    if names in ([], ["none"]):
+        return ()
+    if names == ["all"]:
+        return tuple(name for name in TRACKERS if importlib.util.find_spec(name) is not None)
+    if unknown := sorted(set(names) - set(TRACKERS)):
+        raise ValueError(
+            f'GRPOConfig: report_to must be "none", "all" or any of {TRACKERS}, got {unknown}; '
+            "metrics.jsonl is always written and can be sent anywhere"
+        )
+    return tuple(dict.fromkeys(names))

@@ -83,6 +83,7 @@ class GRPOTrainer:
         callbacks: Sequence[TrainerCallback] = (),
         progress: bool = False,
     ):
+        config.check()
         self.config = config
         self.suite = suite
         self.tokenizer = tokenizer

@@ -69,13 +69,14 @@ def finish_update(trainer: GRPOTrainer, log: MetricsLogger | None) -> None:
         Terminated: SIGTERM arrived meanwhile.
     """
     line = dict(trainer.update_metrics or {})
+    if trainer.step:
+        line["train/failed_saves"] = float(trainer.failed_saves)
     try:
         with together(trainer.accelerator, trainer.shared_errors):
             if trainer.evaluation_due and trainer.evaluation is None:
                 trainer.evaluate()
             if trainer.step:
-                line["train/failed_saves"] = float(trainer.failed_saves)
-                line |= trainer.evaluation or {}
+                line |= (trainer.evaluation or {}) if trainer.evaluation_due else {}
                 for callback in trainer.callbacks:
                     callback.on_step_end(trainer, line)
     finally:

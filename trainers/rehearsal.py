@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from .identity import is_adapted
 
 
 def check_saveable(model: Any, tokenizer: Any, state: Any) -> None:
-    """Write everything of a checkpoint but weights into a temporary folder, and look for weights that share memory.
+    """Write everything of a checkpoint but weights into a temporary folder.
 
     Args:
         model: the bare policy.
@@ -49,11 +47,6 @@ def check_saveable(model: Any, tokenizer: Any, state: Any) -> None:
             f"GRPOTrainer: model must be something that can be saved, got weights quantised by "
             f"{type(quantizer).__name__}; load it without quantisation, or train an adapter (peft_config)"
         )
-    if shared := next(_shared(model), None):
-        raise ValueError(
-            f"GRPOTrainer: model must hold every weight once or declare it as tied, got {shared[0]} and {shared[1]} "
-            "in one memory; list it in the model's _tied_weights_keys, or give each its own copy"
-        )
 
 
 def _parts(model: Any, tokenizer: Any, state: Any) -> Iterator[tuple[str, Any]]:
@@ -67,17 +60,3 @@ def _parts(model: Any, tokenizer: Any, state: Any) -> Iterator[tuple[str, Any]]:
             yield "generation_config", model.generation_config.save_pretrained
     yield "tokenizer", tokenizer.save_pretrained
     yield "trainer state", lambda folder: (folder / "trainer_state.json").write_text(json.dumps(state))
-
-
-def _shared(model: Any) -> Iterator[tuple[str, str]]:
-    """Pairs of different parameters or saved buffers that overlap in memory; tied ones are one parameter."""
-    seen: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if is_adapted(model) or not isinstance(tensor, Tensor) or not tensor.numel() or hasattr(tensor, "ds_id"):
-            continue
-        if tensor.device.type == "meta":
-            continue
-        memory = tensor.untyped_storage().data_ptr()
-        other = seen.setdefault(memory, (name, tensor))
-        if other[1] is not tensor and other[1].device == tensor.device:
-            yield other[0], name

@@ -110,10 +110,7 @@ def record_evaluation(trainer: GRPOTrainer) -> None:
 
 def _write(trainer: GRPOTrainer, folder: Path, weights: dict[str, Any], optimizer: Any, rng: list[Any]) -> None:
     model = trainer.model
-    # persistent buffers are not parameters, and tied weights stand in the file once
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    extra = {name: value for name, value in model.state_dict().items() if name not in parameters}
-    model.save_pretrained(folder / "model", state_dict={**weights, **extra})
+    model.save_pretrained(folder / "model", state_dict={**weights, **_beside_parameters(model, weights)})
     trainer.tokenizer.save_pretrained(folder / "model")
     (folder / "model" / RUN_CARD).write_text(json.dumps({"suite": trainer.description["suite"]}), encoding="utf-8")
     if is_adapted(model):
@@ -126,6 +123,20 @@ def _write(trainer: GRPOTrainer, folder: Path, weights: dict[str, Any], optimize
     (folder / "trainer_state.json").write_text(json.dumps(_state(trainer), indent=1), encoding="utf-8")
     if trainer.evaluation is not None:
         (folder / EVALUATION).write_text(json.dumps(trainer.evaluation), encoding="utf-8")
+
+
+def _beside_parameters(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """Persistent buffers, and weights that are tied although the model does not say so: a reader would not tie them."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    extra = {name: value.clone() for name, value in model.state_dict().items() if name not in parameters}
+    if is_adapted(model):
+        return extra
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    declared = getattr(model, "all_tied_weights_keys", None) or {}
+    for name, parameter in parameters.items():
+        if name not in weights and name not in declared:
+            extra[name] = weights[first[id(parameter)]].clone()
+    return extra
 
 
 def _state(trainer: GRPOTrainer) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""A credit method's options, tried on a made-up batch: a value out of range is named before the first rollout."""
+
+from __future__ import annotations
+
+import torch
+
+from ..credit import CreditInputs, CreditMethod, get_credit
+from ..credit.correspondence import correspondence_from_similarity
+from ..credit.sources import select_sources
+
+_TURNS, _TOKENS, _TASKS = 3, 4, 2
+
+
+def try_options(method: CreditMethod, num_generations: int) -> None:
+    """Run a method of this library once where its options differ from its defaults; cheap, and changes nothing.
+
+    The methods check their options when they are called, which would be after the first rollouts. The defaults are
+    tried first: a method that this batch does not suit is left alone, and so is one of the user's own, which may keep
+    something between calls.
+
+    Raises:
+        TypeError, ValueError: what the method says about the option.
+    """
+    default = get_credit(method.name)
+    package = __name__.rpartition(".trainers")[0]
+    if method.options == default.options or not method.function.__module__.startswith(f"{package}.credit."):
+        return
+    rollouts = min(num_generations, 8)
+    try:
+        default(made_up_inputs(default, rollouts), step=0)
+    except Exception:
+        return
+    method(made_up_inputs(method, rollouts), step=0)
+
+
+def made_up_inputs(method: CreditMethod, rollouts: int) -> CreditInputs:
+    """Two groups of rollouts of three turns with every field that a method may read; half of them succeed.
+
+    Raises:
+        ValueError: an option by which the corresponding turns are selected is out of range.
+    """
+    n, m = _TASKS * rollouts, _TASKS * rollouts * _TURNS
+    trajectories = torch.arange(n).repeat_interleave(_TURNS)
+    turns = torch.arange(_TURNS).repeat(n)
+    groups = torch.arange(_TASKS).repeat_interleave(rollouts)
+    success = (torch.arange(n) % 2).float()
+    mask = torch.ones(m, _TOKENS, dtype=torch.bool)
+    student = -0.1 - torch.arange(m * _TOKENS).reshape(m, _TOKENS).remainder(7).float()
+    teacher = student + 0.1 * torch.arange(m)[:, None].remainder(5) - 0.2
+    correspondence = None
+    if "correspondence" in method.requires:
+        similarity = torch.full((m, m), 0.9)
+        valid = torch.ones(m, dtype=torch.bool)
+        correspondence = correspondence_from_similarity(similarity, trajectories, turns, groups, valid, valid)
+        selection = {name: method.options[name] for name in ("similarity_threshold", "top_k")}
+        sources = select_sources(correspondence, **selection)
+        correspondence = correspondence.with_scores(sources, teacher[sources.target])
+    return CreditInputs(
+        response_mask=mask,
+        trajectory_ids=trajectories,
+        turn_ids=turns,
+        group_ids=groups,
+        rewards=success,
+        successes=success,
+        student_logprobs=student,
+        teacher_logprobs=teacher,
+        valid_actions=turns != 1,
+        span_mask=mask,
+        anchor_ids=turns + _TURNS * groups[trajectories],
+        turn_rewards=success[trajectories] * (turns == _TURNS - 1),
+        correspondence=correspondence,
+    )
