@@ -11,9 +11,11 @@ from typing import Any
 
 from ..envs import EnvFailure, HistoryEntry, Observation, StepResult, Task, TaskSuite
 from ..envs.vector import VectorEnv
+from .limits import model_positions
 from .prompts import check_tokenizer, render_prompt, with_privileged_context
 from .sampling import Sample, Sampler, SamplingConfig
 from .scoring import Agree
+from .stops import stop_token_ids
 from .types import Message, StopReason, Trajectory, Turn
 
 
@@ -86,7 +88,10 @@ class RolloutCollector:
         self.sampling = sampling or SamplingConfig()
         self.generation_batch_size = generation_batch_size
         self.agree = agree
-        self.sampler = Sampler(model, tokenizer, stop_strings=suite.stop_strings)
+        self.sampler = Sampler(
+            model, tokenizer, stop_strings=suite.stop_strings, eos_token_ids=stop_token_ids(model, tokenizer)
+        )
+        self.positions = model_positions(model)
         self.envs = VectorEnv(
             suite.make_env(),
             num_envs,
@@ -180,7 +185,7 @@ class RolloutCollector:
                 reason = self._prepare_turn(episodes[playing[slot]], sampling, privileged)
                 if reason is not None:
                     empty = not episodes[playing[slot]].turns
-                    finish(slot, reason, "prompt over max_prompt_length" if empty else None)
+                    finish(slot, reason, self._prompt_failure(sampling) if empty else None)
             slots = sorted(playing, key=lambda s: len(episodes[playing[s]].prompt_ids))
             samples = self._generate([episodes[playing[slot]] for slot in slots], sampling, seed, step)
             generation += time.perf_counter() - clock
@@ -219,7 +224,16 @@ class RolloutCollector:
         if context is not None:
             shown = with_privileged_context(shown, context)
         episode.prompt_ids = render_prompt(self.tokenizer, shown)
-        return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > sampling.max_prompt_length else None
+        return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > self._prompt_room(sampling) else None
+
+    def _prompt_room(self, sampling: SamplingConfig) -> int:
+        if self.positions is None:
+            return sampling.max_prompt_length
+        return min(sampling.max_prompt_length, self.positions.limit - sampling.max_completion_length)
+
+    def _prompt_failure(self, sampling: SamplingConfig) -> str:
+        limited = self._prompt_room(sampling) < sampling.max_prompt_length
+        return "prompt over max_prompt_length" if not limited else "prompt and response over the model's positions"
 
     def _anyone_plays(self, here: bool) -> bool:
         return here if self.agree is None else bool(self.agree([int(here)])[0])

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
+from .limits import embedding_rows
 from .types import StopReason
 
 
@@ -189,7 +190,7 @@ class Sampler:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _tokens_ending_stop_strings(self) -> Tensor:
-        size = max(len(self.tokenizer), self.model.get_input_embeddings().num_embeddings)
+        size = max(len(self.tokenizer), embedding_rows(self.model))
         flags = torch.zeros(size, dtype=torch.bool)
         last_characters = {stop[-1] for stop in self.stop_strings}
         if last_characters:

@@ -52,6 +52,8 @@ class GRPOConfig:
         report_to: any of ``"wandb"``, ``"tensorboard"``; JSONL metrics are always written.
         max_skipped_steps: updates with a loss or gradient that is not finite before the run stops.
         seed: of sampling and of the task order.
+        preflight: compare sampling, scoring and training with the model before and in the first update; False goes
+            without.
     """
 
     output_dir: str = "outputs/run"
@@ -94,6 +96,7 @@ class GRPOConfig:
     report_to: tuple[str, ...] = ()
     max_skipped_steps: int = 3
     seed: int = 0
+    preflight: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.sampling, Mapping):

@@ -17,12 +17,14 @@ from ..credit.profiles import boundary_divergences, boundary_threshold
 from ..credit.rectification import rectify
 from ..envs import ParsedResponse, Task, TaskSuite
 from ..rollout.collector import RolloutCollector
+from ..rollout.limits import model_positions
 from ..rollout.scoring import Agree
 from .batch import TurnBatch, anchor_ids, span_mask
 from .config import GRPOConfig
 from .encoder import Encoder
 from .optimization import TrainRows
 from .recipes import Recipe
+from .reference import speaking
 from .scores import ScoringSettings, score_rows
 from .snapshots import TeacherSnapshot
 from .teacher import correspond, hindsight_contexts, score_teacher, teacher_prompts
@@ -82,7 +84,8 @@ class CreditPhase:
             drift = (old - batch.sampled_logprobs).abs().masked_select(batch.response_mask)
             metrics["train/sampling_drift"] = float(drift.mean())
         teacher, correspondence = self._teach(batch, old, settings, step, metrics)
-        reference = score_rows(self.reference, batch, settings) if self.reference is not None else None
+        with speaking(self.reference):
+            reference = score_rows(self.reference, batch, settings) if self.reference is not None else None
         inputs = credit = None
         advantages = torch.zeros(batch.response_mask.shape)
         if batch.turns:
@@ -151,12 +154,13 @@ class CreditPhase:
         else:
             contexts = [self.suite.privileged_context(self.tasks[t.task_id]) for t in batch.trajectories]
         prompts = teacher_prompts(self.collector.tokenizer, batch, contexts)
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        positions = model_positions(self.model)
+        limit = None if positions is None else positions.limit
         aligned = "correspondence" in self.credit.requires
         correspondence, pairs = None, []
         swapped = self.snapshot.swapped_in(self.model) if self.snapshot is not None else contextlib.nullcontext()
         with swapped:
-            answers = self._answers(batch, prompts, step) if aligned else []
+            answers = self._answers(batch, prompts, step, limit) if aligned else []
             if answers:
                 correspondence, sources = correspond(
                     batch,
@@ -187,16 +191,28 @@ class CreditPhase:
         options = {name: self.credit.options[name] for name in names}
         return rectify(teacher, correspondence.sources, correspondence.cross_logprobs, **options).logprobs
 
-    def _answers(self, batch: TurnBatch, prompts: Sequence[tuple[int, ...]], step: int) -> list[ParsedResponse]:
-        """The teacher's own response at every visited state, sampled like the student's."""
+    def _answers(
+        self, batch: TurnBatch, prompts: Sequence[tuple[int, ...]], step: int, limit: int | None
+    ) -> list[ParsedResponse]:
+        """The teacher's own response at every visited state, sampled like the student's; an empty one where the prompt
+        leaves no room for it."""
         length = self.config.teacher_max_completion_length or self.config.sampling.max_completion_length
         sampling = replace(self.config.sampling, max_completion_length=length)
         turns = zip(batch.trajectory_ids.tolist(), batch.turn_ids.tolist(), strict=True)
         keys = [(batch.trajectories[i].task_id, batch.trajectories[i].rollout_index, k) for i, k in turns]
         seeds = [("teacher", self.config.seed, step, *key) for key in keys]
+        fits = [row for row, prompt in enumerate(prompts) if limit is None or len(prompt) + length <= limit]
         with self.generation():
-            samples = self.collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
-        return [self.suite.parse(self.collector.response_text(sample)) for sample in samples]
+            samples = self.collector.sample(
+                [prompts[row] for row in fits],
+                sampling,
+                [seeds[row] for row in fits],
+                batch_size=self.config.num_envs,
+            )
+        answers = [ParsedResponse("", "", False)] * len(prompts)
+        for row, sample in zip(fits, samples, strict=True):
+            answers[row] = self.suite.parse(self.collector.response_text(sample))
+        return answers
 
     def _inputs(
         self, batch: TurnBatch, student: Tensor, teacher: Tensor | None, correspondence: Correspondence | None
