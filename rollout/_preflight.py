@@ -13,7 +13,7 @@ import torch
 from ..envs import Task, TaskSuite
 from ._preflight_model import Rows, make_prompts, make_rows, model_checks, precision_of, tokens_needed, undisturbed
 from ._preflight_report import OK, REFUSED, SKIPPED, WARNING, Check, PreflightReport, attempt
-from ._preflight_text import text_checks
+from ._preflight_text import ID_CHECKS, text_checks
 from .limits import model_positions
 from .prompts import check_tokenizer
 from .sampling import SamplingConfig
@@ -100,18 +100,19 @@ def preflight(
     def autocast() -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(kind, torch.bfloat16, enabled=mixed_precision == "bf16")
 
-    parts = RunParts(
-        PolicyScorer(model),
-        tokenizer,
-        suite,
-        sampling or SamplingConfig(),
-        next(iter(suite.tasks("train")), None) if suite is not None else None,
-        reference=None if reference is None else PolicyScorer(reference),
-        own_reference=False,
-        generation=autocast,
-        masters=mixed_precision == "bf16",  # the trainer makes trainable weights float32 then
-    )
-    return preflight_run(parts)
+    with undisturbed(model):  # a scorer sets the mode of every module
+        parts = RunParts(
+            PolicyScorer(model),
+            tokenizer,
+            suite,
+            sampling or SamplingConfig(),
+            next(iter(suite.tasks("train")), None) if suite is not None else None,
+            reference=None if reference is None else PolicyScorer(reference),
+            own_reference=False,
+            generation=autocast,
+            masters=mixed_precision == "bf16",  # the trainer makes trainable weights float32 then
+        )
+        return preflight_run(parts)
 
 
 def preflight_run(parts: RunParts) -> PreflightReport:
@@ -130,7 +131,7 @@ def preflight_run(parts: RunParts) -> PreflightReport:
     with undisturbed(model):
         with parts.generation():
             precision = precision_of(model)
-            rows, failure = _rows(parts)
+            rows, failure = _rows(parts, any(c.status == REFUSED and c.name in ID_CHECKS for c in checks))
             if rows is not None:
                 checks += model_checks(parts.scorer, rows, parts.tokenizer.pad_token_id, temperature, precision)
         if failure is not None:
@@ -140,11 +141,13 @@ def preflight_run(parts: RunParts) -> PreflightReport:
     return PreflightReport(type(base).__name__, precision, tuple(checks), stop_ids)
 
 
-def _rows(parts: RunParts) -> tuple[Rows | None, Check | None]:
+def _rows(parts: RunParts, bad_ids: bool) -> tuple[Rows | None, Check | None]:
     """Rows to run, or the check that says why there are none."""
     model, made = parts.scorer.model, []
 
     def make() -> Check:
+        if bad_ids:
+            return Check("forward passes", SKIPPED, "ids outside the embedding")
         prompts = make_prompts(parts.tokenizer)
         positions, needed = model_positions(model), tokens_needed(prompts)
         if positions is not None and needed > positions.limit:

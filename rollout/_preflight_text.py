@@ -14,6 +14,8 @@ from .stops import end_of_turn, named_stop_ids, stop_token_ids
 from .types import Message
 
 _USER = "qvz user text 90125"
+ID_CHECKS = ("pad id", "end-of-sequence id", "vocabulary", "prompt ids")
+"""Checks whose refusal means that a forward pass would read beyond the embedding."""
 _TEMPLATE_FIX = "set a chat template that takes the suite's roles and renders contents that are strings"
 UNKNOWN_SHARE = 0.01
 """Share of unknown tokens in a prompt above which there is a warning."""
