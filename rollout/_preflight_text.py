@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..envs import Observation, Task, TaskSuite
@@ -112,8 +112,15 @@ def missing_contents(tokenizer: Any, messages: Sequence[Message]) -> list[Messag
     return [
         message
         for message in messages
-        if message["role"] in ("user", "system") and "".join(str(message["content"]).split()) not in shown
+        if message["role"] in ("user", "system") and "".join(_content(message).split()) not in shown
     ]
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return str(content)
 
 
 def check_template(tokenizer: Any) -> Check:
@@ -125,7 +132,7 @@ def check_template(tokenizer: Any) -> Check:
 def _template_check(name: str, tokenizer: Any, messages: Sequence[Message]) -> Check:
     missing = missing_contents(tokenizer, messages)
     if missing:
-        got = f"missing: {missing[0]['role']} {str(missing[0]['content'])[:60]!r}"
+        got = f"missing: {missing[0]['role']} {_content(missing[0])[:60]!r}"
         return Check(name, REFUSED, got, "in the rendered prompt", _TEMPLATE_FIX)
     return Check(name, OK, f"{len(messages)} messages", "in the rendered prompt")
 
@@ -139,7 +146,7 @@ def check_task(tokenizer: Any, model: Any, suite: TaskSuite, task: Task | None) 
         messages = suite.messages(task, [], observation)
     except Exception as error:  # a suite may read more out of an observation than a made-up one holds
         return [Check(name, SKIPPED, f"messages() of a made-up observation raised {type(error).__name__}")]
-    if not any(_USER in str(message["content"]) for message in messages):
+    if not any(_USER in _content(message) for message in messages):
         return [Check(name, SKIPPED, "messages() leaves a made-up observation out")]
     checks = [attempt(name, lambda: _template_check(name, tokenizer, messages), _TEMPLATE_FIX)]
     if checks[0].status == REFUSED:

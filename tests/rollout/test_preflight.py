@@ -318,14 +318,12 @@ def test_templates_that_end_a_turn_with_plain_text_are_a_warning():
     assert preflight(tiny_model(), tiny_tokenizer(), sampling=SAMPLING)["end of turn"].status == "warning"
 
 
-def test_a_template_that_drops_string_content_is_refused():
-    tokenizer = chat_tokenizer(
-        "{% for m in messages %}{% for part in m['content'] %}{{ part.text }}{% endfor %}{% endfor %}<|im_start|>"
-    )
+def test_a_template_that_drops_content_is_refused():
+    tokenizer = chat_tokenizer("{% for m in messages %}<|im_start|>{{ m.role }}<|im_end|>{% endfor %}<|im_start|>")
     report = preflight(chat_model(tokenizer), tokenizer, ToySuite(), sampling=SAMPLING)
     names = {check.name for check in report.having("refused")}
-    assert names == {"user text in the prompt", "task text in the prompt"}
-    with pytest.raises(ValueError, match="missing: user 'qvz user text"):
+    assert names >= {"user text in the prompt", "task text in the prompt"}
+    with pytest.raises(ValueError, match="user text in the prompt must be"):
         report.raise_if_refused()
 
 
@@ -337,7 +335,7 @@ class WithSystem(ToySuite):
 def test_a_template_that_leaves_out_or_refuses_the_systems_text_is_refused():
     silent = "{% for m in messages if m.role != 'system' %}" + CHATML[len("{% for m in messages %}") :]
     loud = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
-    for template, got in ((silent, "missing: system 'say the colour'"), (loud, "no system role")):
+    for template, got in ((silent, "system"), (loud, "no system role")):
         tokenizer = chat_tokenizer(template)
         report = preflight(chat_model(tokenizer), tokenizer, WithSystem(), sampling=SAMPLING)
         assert got in refused(report, "task text in the prompt")
