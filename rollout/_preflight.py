@@ -14,6 +14,7 @@ from ..envs import Task, TaskSuite
 from ._preflight_model import Rows, make_prompts, make_rows, model_checks, precision_of, tokens_needed, undisturbed
 from ._preflight_report import OK, REFUSED, SKIPPED, WARNING, Check, PreflightReport, attempt
 from ._preflight_text import ID_CHECKS, text_checks
+from .dropout import disable_dropout, settings_kept
 from .limits import model_positions
 from .prompts import check_tokenizer
 from .sampling import SamplingConfig
@@ -76,8 +77,8 @@ def preflight(
 ) -> PreflightReport:
     """Compare sampling, scoring and training with the model itself on a few short rows, and look at ids and lengths.
 
-    Nothing is changed: neither weights nor modes nor random states. Randomness that `GRPOTrainer` turns off (dropout)
-    is refused here where the model still has it.
+    Nothing is changed: neither weights nor modes nor random states. The model is looked at as `GRPOTrainer` would train
+    it, so without dropout.
 
     Args:
         model: a causal language model, or a peft model around one.
@@ -100,7 +101,8 @@ def preflight(
     def autocast() -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(kind, torch.bfloat16, enabled=mixed_precision == "bf16")
 
-    with undisturbed(model):  # a scorer sets the mode of every module
+    with undisturbed(model), settings_kept(model):  # a scorer sets the mode of every module
+        disable_dropout(model)
         parts = RunParts(
             PolicyScorer(model),
             tokenizer,

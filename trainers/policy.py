@@ -13,6 +13,7 @@ from accelerate.utils import DistributedType
 from torch import nn
 
 from ..rollout._preflight import HALF_PRECISION, NOTHING_TRAINABLE
+from ..rollout.dropout import disable_dropout
 from ..rollout.scoring import PolicyScorer
 from .config import GRPOConfig
 from .distributed import (
@@ -229,16 +230,6 @@ def add_adapter(model: Any, peft_config: Any) -> Any:
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         model.enable_input_require_grads()
     return get_peft_model(model, peft_config)
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Turn off every dropout, modules and attention's own rates alike: a first update's ratio must be 1."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
 
 
 @torch.no_grad()

@@ -60,12 +60,15 @@ def test_a_sound_model_passes_and_the_report_is_readable():
 
 
 def test_it_changes_neither_weights_nor_modes_nor_random_states():
-    model = tiny_model(attention_dropout=0.3).train()
-    model.model.layers[0].eval()
+    model = gpt2(resid_pdrop=0.3, attn_pdrop=0.2, n_positions=128).train()
+    assert model.transformer.h[0].attn.resid_dropout.p == 0.3
+    model.transformer.h[0].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    preflight(model, tiny_tokenizer(), ToySuite(), sampling=SAMPLING)
+    report = preflight(model, tiny_tokenizer(), ToySuite(), sampling=SAMPLING)
+    assert report["train mode against eval mode"].status == "ok", "as the trainer trains it"
+    assert model.transformer.h[0].attn.resid_dropout.p == 0.3
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (np.random.get_state()[1].tolist(), random.getstate())
     assert modes == [module.training for module in model.modules()]
@@ -186,8 +189,10 @@ def test_another_reference_is_a_warning_with_its_figure_and_ones_own_must_be_exa
 # ---- lengths
 
 
-def gpt2(**options):
-    return GPT2LMHeadModel(GPT2Config(vocab_size=23, n_positions=32, n_embd=32, n_layer=1, n_head=2, **options))
+def gpt2(n_positions=32, **options):
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=23, n_positions=n_positions, n_embd=32, n_layer=1, n_head=2, **options)
+    )
 
 
 SMALL = {"vocab_size": 23, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
