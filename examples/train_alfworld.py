@@ -36,7 +36,7 @@ GENERATED = common.EMBEDDED_SETTINGS | {
     "output_dir": "outputs/alfworld",
     "credit": "agent_opsd",
     "max_completion_length": 20,
-    "max_prompt_length": 512,
+    "max_prompt_length": 492,
     "num_eval_tasks": 64,
 }
 

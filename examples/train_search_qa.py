@@ -49,7 +49,7 @@ TINY = common.EMBEDDED_SETTINGS | {
     "output_dir": "outputs/search_qa",
     "credit": "agent_opsd",
     "max_completion_length": 12,
-    "max_prompt_length": 512,
+    "max_prompt_length": 500,
     "num_workers": 0,
 }
 

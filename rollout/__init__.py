@@ -5,12 +5,14 @@ from .types import StopReason, Trajectory, Turn
 
 __all__ = [
     "PolicyScorer",
+    "PreflightReport",
     "RolloutCollector",
     "SamplingConfig",
     "StopReason",
     "Trajectory",
     "Turn",
     "load_trajectories",
+    "preflight",
     "render_prompt",
     "save_trajectories",
     "score_responses",
@@ -19,8 +21,10 @@ __all__ = [
 
 _LAZY = {
     "PolicyScorer": "scoring",
+    "PreflightReport": "_preflight",
     "RolloutCollector": "collector",
     "SamplingConfig": "sampling",
+    "preflight": "_preflight",
     "render_prompt": "prompts",
     "score_responses": "scoring",
     "with_privileged_context": "prompts",

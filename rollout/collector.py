@@ -12,9 +12,11 @@ from ..envs import EnvFailure, HistoryEntry, Observation, ParsedResponse, StepRe
 from ..envs.results import numeric_info
 from ..envs.vector import VectorEnv
 from .chat import check_chat_template
+from .limits import model_positions
 from .prompts import check_tokenizer
 from .sampling import Sample, Sampler, SamplingConfig
 from .scoring import Agree
+from .stops import stop_token_ids
 from .suite_calls import parsed_response, privileged_text, turn_chat, turn_messages
 from .templates import check_template_kwargs
 from .text import plain, token_range
@@ -96,7 +98,10 @@ class RolloutCollector:
         self.sampling = sampling or SamplingConfig()
         self.generation_batch_size = generation_batch_size
         self.agree = agree
-        self.sampler = Sampler(model, tokenizer, stop_strings=suite.stop_strings)
+        self.sampler = Sampler(
+            model, tokenizer, stop_strings=suite.stop_strings, eos_token_ids=stop_token_ids(model, tokenizer)
+        )
+        self.positions = model_positions(model)
         self.envs = VectorEnv(
             suite.make_env(),
             num_envs,
@@ -196,7 +201,7 @@ class RolloutCollector:
                     fail(slot, reason)
                 elif reason is not None:
                     empty = not episodes[playing[slot]].turns
-                    finish(slot, reason, "prompt over max_prompt_length" if empty else None)
+                    finish(slot, reason, self._prompt_failure(sampling) if empty else None)
             slots = sorted(playing, key=lambda s: len(episodes[playing[s]].prompt_ids))
             samples = self._generate([episodes[playing[slot]] for slot in slots], sampling, seed, step)
             generation += time.perf_counter() - clock
@@ -246,7 +251,16 @@ class RolloutCollector:
         if isinstance(chat, EnvFailure):
             return chat
         episode.prompt_ids, episode.opened = chat
-        return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > sampling.max_prompt_length else None
+        return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > self._prompt_room(sampling) else None
+
+    def _prompt_room(self, sampling: SamplingConfig) -> int:
+        if self.positions is None:
+            return sampling.max_prompt_length
+        return min(sampling.max_prompt_length, self.positions.limit - sampling.max_completion_length)
+
+    def _prompt_failure(self, sampling: SamplingConfig) -> str:
+        limited = self._prompt_room(sampling) < sampling.max_prompt_length
+        return "prompt over max_prompt_length" if not limited else "prompt and response over the model's positions"
 
     def _anyone_plays(self, here: bool) -> bool:
         return here if self.agree is None else bool(self.agree([int(here)])[0])

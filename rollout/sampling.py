@@ -189,7 +189,7 @@ class Sampler:
             listed = configured if isinstance(configured, list | tuple) else [configured]
             eos_token_ids = sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None})
         self.eos_token_ids = tuple(eos_token_ids)
-        size = max(len(tokenizer), model.get_input_embeddings().num_embeddings)
+        size = max(len(tokenizer), embedding_rows(model))
         self._ends_stop_string = tokens_ending(tokenizer, self.stop_strings, size)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .heads import HeadSplit
+from .limits import check_row_lengths
 
 Ids = Sequence[int]
 Agree = Callable[[Sequence[int]], Sequence[int]]
@@ -196,7 +197,8 @@ def score_responses(
             call (ZeRO-3), so that all processes run equally many. Every process must then call this function.
 
     Raises:
-        ValueError: the numbers of prompts and responses differ, or one of them is empty.
+        ValueError: the numbers of prompts and responses differ, one of them is empty, or a row is longer than the
+            model's positions.
     """
     if len(prompts) != len(responses):
         raise ValueError(
@@ -205,6 +207,7 @@ def score_responses(
     if any(len(ids) == 0 for ids in (*prompts, *responses)):
         raise ValueError("score_responses: prompts and responses must not be empty; drop such turns first")
     module = scorer.module if hasattr(scorer, "module") else scorer
+    check_row_lengths("score_responses", module.model, prompts, responses)
     device = module.model.get_input_embeddings().weight.device
     width = max((len(response) for response in responses), default=0)
     mask = torch.arange(width)[None] < torch.tensor([len(r) for r in responses], dtype=torch.long)[:, None]

@@ -38,7 +38,7 @@ def tiny_model(seed: int = 0, **overrides: Any) -> Qwen2ForCausalLM:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
         "eos_token_id": 1,
         "pad_token_id": 0,

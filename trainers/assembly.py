@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..credit import CreditMethod, get_credit
 from ..envs import Task, TaskSuite
+from ..rollout._preflight import PreflightReport, RunParts, preflight_run
 from ..rollout.collector import RolloutCollector
 from .config import GRPOConfig
 from .distributed import agree_max, zero_stage
 from .recipes import Recipe
 from .tryout import try_options
+
+if TYPE_CHECKING:
+    from .grpo import GRPOTrainer
+
+logger = logging.getLogger(__name__)
 
 
 def make_credit(config: GRPOConfig, recipe: Recipe) -> CreditMethod:
@@ -53,7 +61,7 @@ def make_collector(
 
 
 def check_tasks(config: GRPOConfig, train_tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
-    """Raise a ValueError unless there are enough training tasks and the panel is held out."""
+    """Raise a ValueError unless there are enough training tasks, each once, and the panel is held out."""
     if not train_tasks:
         raise ValueError("GRPOTrainer: train_tasks must not be empty; check the suite's data folder and split names")
     if len(train_tasks) < config.num_tasks:
@@ -61,6 +69,13 @@ def check_tasks(config: GRPOConfig, train_tasks: Sequence[Task], eval_tasks: Seq
             f"GRPOTrainer: train_tasks must hold at least num_tasks = {config.num_tasks}, got "
             f"{len(train_tasks)}; lower num_tasks or provide more tasks"
         )
+    for name, tasks in (("train_tasks", train_tasks), ("eval_tasks", eval_tasks)):
+        double = sorted(task_id for task_id, times in Counter(task.id for task in tasks).items() if times > 1)
+        if double:
+            raise ValueError(
+                f"GRPOTrainer: {name} must have ids that are unique, got {len(double)} more than once, such as "
+                f"{double[0]!r}; a task's id seeds its rollouts and finds its context: give every task its own"
+            )
     shared = {task.id for task in train_tasks} & {task.id for task in eval_tasks}
     if shared:
         raise ValueError(
@@ -87,3 +102,36 @@ def check_processes(config: GRPOConfig, accelerator: Any) -> None:
             f"GRPOTrainer: num_tasks must be at least one per process, got {config.num_tasks} for "
             f"{accelerator.num_processes} processes"
         )
+
+
+def run_preflight(trainer: GRPOTrainer) -> PreflightReport | None:
+    """Compare what the run samples, scores and trains with the model itself, and log one line; None where it is off.
+
+    Raises:
+        ValueError: what would train wrongly, by class, figures and fix.
+    """
+    config, accelerator, policy = trainer.config, trainer.accelerator, trainer.policy
+    if not config.preflight:
+        logger.warning("preflight is off: nothing says that sampling, scoring and training agree")
+        return None
+    sharded = zero_stage(accelerator) == 3
+    report = preflight_run(
+        RunParts(
+            scorer=accelerator.unwrap_model(policy.scorer),
+            tokenizer=trainer.tokenizer,
+            suite=trainer.suite,
+            sampling=config.sampling,
+            task=trainer.train_tasks[0],
+            teacher_length=config.teacher_max_completion_length,
+            scoring=policy.scoring,
+            reference=policy.reference,
+            own_reference=not policy.given,
+            generation=trainer._generation,
+            agree=functools.partial(agree_max, accelerator) if sharded else None,
+            masters=zero_stage(accelerator) > 0,
+        )
+    )
+    if accelerator.is_main_process:
+        logger.info(report.summary())
+    report.raise_if_refused()
+    return report

@@ -61,6 +61,8 @@ class GRPOConfig:
             are always written.
         max_skipped_steps: updates with a loss or gradient that is not finite before the run stops.
         seed: of sampling and of the task order.
+        preflight: compare sampling, scoring and training with the model before and in the first update; False goes
+            without.
 
     Raises:
         TypeError: an option of another kind, such as text where a number is needed (``"1e-6"``), or an unknown one.
@@ -108,6 +110,7 @@ class GRPOConfig:
     report_to: tuple[str, ...] = ()
     max_skipped_steps: int = 3
     seed: int = 0
+    preflight: bool = True
 
     def __post_init__(self) -> None:
         self.check()
@@ -197,6 +200,7 @@ _RULES = {
     "log_completions": count(0),
     "max_skipped_steps": count(0),
     "seed": count(0),
+    "preflight": flag(),
 }
 
 

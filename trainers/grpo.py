@@ -21,13 +21,15 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from ..envs import Task, TaskSuite
+from ..rollout._preflight import PreflightReport
 from ..rollout.types import Trajectory
-from .assembly import check_processes, check_tasks, make_collector, make_credit
+from .assembly import check_processes, check_tasks, make_collector, make_credit, run_preflight
 from .batch import make_batch, usable
 from .callbacks import TrainerCallback
 from .config import GRPOConfig
 from .distributed import agree_max, whole_for_generation, zero_stage
 from .encoder import Encoder, load_encoder
+from .first_update import FirstUpdate
 from .guard import EXIT_CODE, Terminated, TerminationGuard, check_folder, output_folder_lock, set_aside
 from .identity import describe_run
 from .life import evaluation_due, finish_update, is_finished, save_on_the_way_out, save_or_go_on, together
@@ -54,15 +56,16 @@ class GRPOTrainer:
         config: see `GRPOConfig`.
         train_tasks, eval_tasks: instead of ``suite.tasks("train")`` and ``suite.tasks("eval")``.
         accelerator: an `accelerate.Accelerator`; None makes one.
-        ref_model: the frozen reference of the KL term; None copies the model as it is now (only if beta > 0).
-        peft_config: a peft configuration: an adapter is trained, and the reference is the model without it.
+        ref_model: the frozen reference of the KL term; None takes the policy as it is now (only if beta > 0).
+        peft_config: a peft configuration: an adapter is put on the model and trained.
         encoder: sentence encoder of AlignOPSD instead of ``config.encoder``.
         callbacks: see `TrainerCallback`.
         progress: show a progress bar over episodes and turns on the main process.
 
     Raises:
         ValueError: no tasks, fewer tasks than ``num_tasks``, overlapping training and evaluation tasks, an unknown
-            credit method, or a tokenizer without chat template or padding token.
+            credit method, a tokenizer without chat template or padding token, or a model that the preflight refuses
+            (see `turncredit.rollout.preflight`).
         TypeError: an option that the credit method does not have.
         RuntimeError: launched for several processes but running as one.
     """
@@ -114,6 +117,11 @@ class GRPOTrainer:
 
         self.policy = make_policy(self.accelerator, model, config, ref_model, peft_config)
         self.scorer, self.optimizer, self.model = self.policy.scorer, self.policy.optimizer, self.policy.model
+        self.preflight: PreflightReport | None = run_preflight(self)
+        self.first: FirstUpdate | None = None
+        if self.preflight is not None:
+            temperature = config.sampling.temperature
+            self.first = FirstUpdate(self.preflight.subject, self.preflight.precision, temperature)
         self.collector = make_collector(config, self.accelerator, self.model, tokenizer, suite)
         self.snapshot: TeacherSnapshot | None = None
         if self.recipe.snapshot != "current":
@@ -225,6 +233,9 @@ class GRPOTrainer:
                         for callback in self.callbacks:
                             callback.on_credit(self, result.inputs, result.credit)
                 metrics = mean_over_processes(self.accelerator, result.metrics, len(batch.trajectories))
+                if self.first is not None:
+                    self.first.check_rollouts(self.tokenizer, batch)
+                    self.first.check_drift(metrics)
                 times["scoring"] = clock.lap()
                 metrics |= self._optimise(result.rows)
                 times["training"] = clock.lap()
@@ -298,6 +309,8 @@ class GRPOTrainer:
                 )
                 if metrics is None:
                     continue
+                if self.first is not None:
+                    self.first.check_step(metrics)
                 lr = learning_rate(self.step, config)
                 before, self._stepping = self._stepping, True
                 metrics["grad_norm"] = apply_gradients(

@@ -40,6 +40,7 @@ FREE_OPTIONS = frozenset(
         "log_completions",
         "report_to",
         "max_skipped_steps",
+        "preflight",
     }
 )
 

@@ -17,6 +17,7 @@ from ..credit.profiles import boundary_divergences, boundary_threshold
 from ..credit.rectification import rectify
 from ..envs import ParsedResponse, Task, TaskSuite
 from ..rollout.collector import RolloutCollector
+from ..rollout.limits import model_positions
 from ..rollout.scoring import Agree
 from ..rollout.suite_calls import parsed_or_empty
 from .batch import TurnBatch, anchor_ids, span_mask
@@ -24,6 +25,7 @@ from .config import GRPOConfig
 from .encoder import Encoder
 from .optimization import TrainRows
 from .recipes import Recipe
+from .reference import speaking
 from .scores import ScoringSettings, score_rows
 from .snapshots import TeacherSnapshot
 from .teacher import correspond, hindsight_contexts, score_teacher, teacher_openings, teacher_prompts
@@ -94,7 +96,8 @@ class CreditPhase:
             drift = (old - batch.sampled_logprobs).abs().masked_select(batch.response_mask)
             metrics["train/sampling_drift"] = Mean(float(drift.mean()), drift.numel())
         teacher, correspondence = self._teach(batch, old, settings, step, metrics)
-        reference = score_rows(self.reference, batch, settings) if self.reference is not None else None
+        with speaking(self.reference):
+            reference = score_rows(self.reference, batch, settings) if self.reference is not None else None
         inputs = credit = None
         advantages = torch.zeros(batch.response_mask.shape)
         if batch.turns:
@@ -164,12 +167,13 @@ class CreditPhase:
             contexts = [self.suite.privileged_context(self.tasks[t.task_id]) for t in batch.trajectories]
         rendering = (self.collector.tokenizer, batch, contexts, self.collector.chat_template_kwargs)
         prompts = teacher_prompts(*rendering)
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        positions = model_positions(self.model)
+        limit = None if positions is None else positions.limit
         aligned = "correspondence" in self.credit.requires
         correspondence, pairs = None, []
         swapped = self.snapshot.swapped_in(self.model) if self.snapshot is not None else contextlib.nullcontext()
         with swapped:
-            answers = self._answers(batch, prompts, teacher_openings(*rendering), step) if aligned else []
+            answers = self._answers(batch, prompts, teacher_openings(*rendering), step, limit) if aligned else []
             if answers:
                 correspondence, sources = correspond(
                     batch,
@@ -201,18 +205,32 @@ class CreditPhase:
         return rectify(teacher, correspondence.sources, correspondence.cross_logprobs, **options).logprobs
 
     def _answers(
-        self, batch: TurnBatch, prompts: Sequence[tuple[int, ...]], openings: Sequence[str], step: int
+        self,
+        batch: TurnBatch,
+        prompts: Sequence[tuple[int, ...]],
+        openings: Sequence[str],
+        step: int,
+        limit: int | None,
     ) -> list[ParsedResponse]:
-        """The teacher's own response at every visited state, sampled like the student's."""
+        """The teacher's own response at every visited state, sampled like the student's; an empty one where the prompt
+        leaves no room for it."""
         length = self.config.teacher_max_completion_length or self.config.sampling.max_completion_length
         sampling = replace(self.config.sampling, max_completion_length=length)
         turns = zip(batch.trajectory_ids.tolist(), batch.turn_ids.tolist(), strict=True)
         keys = [(batch.trajectories[i].task_id, batch.trajectories[i].rollout_index, k) for i, k in turns]
         seeds = [("teacher", self.config.seed, step, *key) for key in keys]
+        fits = [row for row, prompt in enumerate(prompts) if limit is None or len(prompt) + length <= limit]
         with self.generation():
-            samples = self.collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
-        answers = zip(samples, openings, strict=True)
-        return [parsed_or_empty(self.suite, self.collector.response_text(sample), opened) for sample, opened in answers]
+            samples = self.collector.sample(
+                [prompts[row] for row in fits],
+                sampling,
+                [seeds[row] for row in fits],
+                batch_size=self.config.num_envs,
+            )
+        answers = [ParsedResponse("", "", False)] * len(prompts)
+        for row, sample in zip(fits, samples, strict=True):
+            answers[row] = parsed_or_empty(self.suite, self.collector.response_text(sample), openings[row])
+        return answers
 
     def _inputs(
         self, batch: TurnBatch, student: Tensor, teacher: Tensor | None, correspondence: Correspondence | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from accelerate.utils import DistributedType
 from torch import nn
 
+from ..rollout._preflight import HALF_PRECISION, NOTHING_TRAINABLE
+from ..rollout.dropout import disable_dropout
 from ..rollout.scoring import PolicyScorer
 from .config import GRPOConfig
 from .distributed import (
@@ -21,17 +24,9 @@ from .distributed import (
     without_buffer_broadcasts,
     zero_stage,
 )
+from .reference import AdapterOff, InitialWeights, adapter_is_neutral, check_reference, match_dtypes
 
-
-class AdapterOff:
-    """The reference of a policy with a LoRA adapter: the same weights, the adapter switched off while they score."""
-
-    def __init__(self, module: PolicyScorer):
-        self.module = module
-
-    def __call__(self, *arguments: Any) -> Any:
-        with self.module.model.disable_adapter():
-            return self.module(*arguments)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,7 @@ class Policy:
     scoring: what scores without gradients: the bare scorer, or DeepSpeed's engine where weights are sharded.
     reference: the frozen reference as a scorer, or None.
     initial: digest of the weights that training started from.
+    given: whether the reference is one that was passed, which may differ from the policy.
     """
 
     scorer: Any
@@ -51,30 +47,42 @@ class Policy:
     scoring: Any
     reference: Any
     initial: str
+    given: bool = False
 
 
 def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any, peft_config: Any) -> Policy:
     """Prepare model, optimiser and reference for however many processes there are.
 
+    The reference of a policy with an adapter takes no second model: it is the policy with its adapter off where that
+    is the policy's start, and stays it (`adapter_is_neutral`), else its trainable weights of the start, swapped in.
+
     Args:
         accelerator: decides on processes, precision and DeepSpeed.
         model: a causal language model; trained in place.
         config: beta, learning rate, clipping.
-        ref_model: the reference of the KL term instead of a copy of the model.
-        peft_config: a peft configuration: an adapter is put on the model, and the reference is the model without it.
+        ref_model: the reference of the KL term instead of the policy as it is now.
+        peft_config: a peft configuration: an adapter is put on the model.
 
     Raises:
-        ValueError: an accelerator that this trainer cannot drive, or a reference that would have to be copied from
-            weights that are sharded already.
+        ValueError: an accelerator that this trainer cannot drive, adapters or weights that would not be trained as
+            they should (`check_adapters`, `make_precise`), a reference that shares weights with the model, or one that
+            would have to be copied from weights that are sharded already.
     """
     check_accelerator(accelerator)
+    check_adapters(model, peft_config)
     configure_deepspeed(accelerator, config.max_grad_norm)
     disable_dropout(model)
     initial = weights_digest(model)
+    if ref_model is not None:
+        check_reference(model, ref_model)
     if peft_config is not None:
         model = add_adapter(model, peft_config)
         disable_dropout(model)
+    make_precise(accelerator, model)
     adapted = hasattr(model, "disable_adapter")
+    neutral = adapted and adapter_is_neutral(model)
+    if peft_config is not None and not neutral:  # such an adapter may have changed the weights under it
+        initial = hashlib.sha256(f"{initial} {weights_digest(model, frozen=True)}".encode()).hexdigest()[:16]
     frozen = None
     if config.beta > 0 and (ref_model is not None or not adapted):
         if ref_model is None and is_sharded(model):
@@ -83,6 +91,7 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
                 "load the same model a second time, or set beta=0"
             )
         frozen = copy.deepcopy(model) if ref_model is None else ref_model
+        match_dtypes(frozen, model)
     bare = PolicyScorer(model)
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
@@ -98,8 +107,8 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
     if frozen is not None:
         reference = prepare_reference(accelerator, PolicyScorer(frozen.eval().requires_grad_(False)))
     elif config.beta > 0:
-        reference = AdapterOff(module)
-    return Policy(scorer, optimizer, module.model, scoring, reference, initial)
+        reference = AdapterOff(module) if neutral else InitialWeights(module, scoring)
+    return Policy(scorer, optimizer, module.model, scoring, reference, initial, ref_model is not None)
 
 
 def check_accelerator(accelerator: Any) -> None:
@@ -124,6 +133,70 @@ def check_accelerator(accelerator: Any) -> None:
             f"GRPOTrainer: gradient_accumulation_steps of the accelerator must be 1, got {steps}; micro_batch_tokens "
             "decides on micro-batches, and Accelerate would divide the loss once more"
         )
+
+
+def check_adapters(model: Any, peft_config: Any) -> None:
+    """Refuse adapters that would not be trained, scored or saved as they should.
+
+    Raises:
+        ValueError: a second adapter on top of one, an adapter that scoring would not see, one that is merged into its
+            base, or one without a `PeftModel` around it.
+    """
+    configs = getattr(model, "peft_config", None) if hasattr(model, "get_base_model") else None
+    if configs is None and getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"GRPOTrainer: model must carry its adapter as a PeftModel, got {type(model).__name__} with load_adapter "
+            "or add_adapter, whose checkpoints could not be resumed; use peft.PeftModel.from_pretrained(model, folder, "
+            "is_trainable=True)"
+        )
+    if not configs:
+        return
+    if peft_config is not None:
+        raise ValueError(
+            f"GRPOTrainer: peft_config must be None where the model has an adapter already, got "
+            f"{type(peft_config).__name__} beside {sorted(configs)}; leave it out, or pass "
+            "model.merge_and_unload()"
+        )
+    for name, adapter in configs.items():
+        if getattr(adapter, "is_prompt_learning", False):
+            raise ValueError(
+                f"GRPOTrainer: adapters must put their weights into the layers, got {name!r} = "
+                f"{type(adapter).__name__}; use LoRA"
+            )
+    if any(getattr(module, "merged_adapters", None) for module in model.modules()):
+        raise ValueError(
+            "GRPOTrainer: adapters must not be merged into the model while they are trained, got merged ones; call "
+            "model.unmerge_adapter()"
+        )
+
+
+def make_precise(accelerator: Any, model: Any) -> None:
+    """Give trainable weights float32 where autocast runs in bf16; DeepSpeed's bf16 keeps float32 copies of its own.
+
+    Raises:
+        ValueError: nothing is trainable, or trainable weights in half precision in a run without bf16: AdamW's small
+            steps would be rounded away.
+    """
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise ValueError(
+            f"GRPOTrainer: model must have a trainable weight, got none in {type(model).__name__}; {NOTHING_TRAINABLE}"
+        )
+    coarse = {name: p for name, p in trainable.items() if p.dtype in (torch.bfloat16, torch.float16)}
+    if not coarse:
+        return
+    kind = str(next(iter(coarse.values())).dtype).removeprefix("torch.")
+    if accelerator.mixed_precision != "bf16":
+        raise ValueError(
+            f"GRPOTrainer: trainable weights must be float32, got {kind} in {len(coarse)} of {len(trainable)}, such as "
+            f"{min(coarse)}; {HALF_PRECISION}"
+        )
+    if zero_stage(accelerator):
+        return
+    entries = sum(parameter.numel() for parameter in coarse.values())
+    logger.warning("%d trainable entries in %s are trained in float32 (%.1f GB more)", entries, kind, entries * 2 / 1e9)
+    for parameter in coarse.values():
+        parameter.data = parameter.data.float()
 
 
 def prepare_reference(accelerator: Any, reference: PolicyScorer) -> Any:
@@ -159,21 +232,13 @@ def add_adapter(model: Any, peft_config: Any) -> Any:
     return get_peft_model(model, peft_config)
 
 
-def disable_dropout(model: nn.Module) -> None:
-    """Turn off every dropout, modules and attention's own rates alike: a first update's ratio must be 1."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-
-
 @torch.no_grad()
-def weights_digest(model: nn.Module) -> str:
-    """A short hash of up to 64 evenly spread entries of every parameter; collective for sharded ones."""
+def weights_digest(model: nn.Module, frozen: bool = False) -> str:
+    """A short hash of up to 64 evenly spread entries of every (frozen) parameter; collective for sharded ones."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
+        if frozen and parameter.requires_grad:
+            continue
         with gathered([parameter]):
             flat = parameter.detach().flatten()
             sample = flat[:: max(len(flat) // 64, 1)][:64].float().cpu()

@@ -27,6 +27,7 @@ from .distributed import agree_max, full_weights, is_sharded, load_full_weights,
 from .guard import set_later_aside
 from .identity import check_resumable, fingerprint_of, is_adapted, plain
 from .optimizer_state import collect_optimizer, restore_optimizer
+from .reference import InitialWeights
 from .rehearsal import check_saveable
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def _write(trainer: GRPOTrainer, folder: Path, weights: dict[str, Any], optimize
     torch.save(rng, folder / "rng.pt")
     if trainer.snapshot is not None:
         save_file(trainer.snapshot.weights, folder / "teacher.safetensors")
+    if isinstance(trainer.policy.reference, InitialWeights):
+        save_file(trainer.policy.reference.snapshot.weights, folder / "reference.safetensors")
     (folder / "trainer_state.json").write_text(json.dumps(_state(trainer), indent=1), encoding="utf-8")
     if trainer.evaluation is not None:
         (folder / EVALUATION).write_text(json.dumps(trainer.evaluation), encoding="utf-8")
@@ -209,7 +212,10 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     if state["adapter"]:
         load_full_weights(model, load_file(folder / "trained.safetensors"))
     else:
-        loaded = type(model).from_pretrained(folder / "model", dtype=next(model.parameters()).dtype)
+        # the widest kind: trained float32 weights beside frozen ones in bf16 must not be rounded on their way
+        kinds = {parameter.dtype for parameter in model.parameters()}
+        kind = torch.float32 if torch.float32 in kinds else next(model.parameters()).dtype
+        loaded = type(model).from_pretrained(folder / "model", dtype=kind)
         keep = accelerator.is_main_process or not is_sharded(model)
         load_full_weights(model, full_weights(loaded, keep), [name for name, _ in loaded.named_parameters()])
         buffers = {name: value for name, value in loaded.named_buffers() if value.device.type != "meta"}
@@ -222,6 +228,12 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     restore_optimizer(accelerator, trainer.scorer, trainer.optimizer, optimizer)
     if trainer.snapshot is not None:
         _restore_teacher(trainer, folder)
+    reference = trainer.policy.reference
+    kept = folder / "reference.safetensors"
+    if (
+        isinstance(reference, InitialWeights) and reference.snapshot.keeps and kept.exists()
+    ):  # an adapter's own start may be random
+        reference.snapshot.weights = load_file(kept)
     if state["num_processes"] == accelerator.num_processes:
         load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[accelerator.process_index])
     trainer.step, trainer.best = state["step"], state["best"]

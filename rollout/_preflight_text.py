@@ -1,0 +1,189 @@
+"""Preflight of tokenizer, template and lengths; no forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..envs import Observation, Task, TaskSuite
+from ._preflight_report import OK, REFUSED, SKIPPED, WARNING, Check, attempt
+from .limits import embedding_rows, model_positions
+from .prompts import render_prompt
+from .sampling import SamplingConfig
+from .stops import end_of_turn, named_stop_ids, stop_token_ids
+from .types import Message
+
+_USER = "qvz user text 90125"
+ID_CHECKS = ("pad id", "end-of-sequence id", "vocabulary", "prompt ids")
+"""Checks whose refusal means that a forward pass would read beyond the embedding."""
+_TEMPLATE_FIX = "set a chat template that takes the suite's roles and renders contents that are strings"
+UNKNOWN_SHARE = 0.01
+"""Share of unknown tokens in a prompt above which there is a warning."""
+
+
+def check_lengths(model: Any, sampling: SamplingConfig, teacher_length: int | None = None) -> Check:
+    """Longest prompt and response against the positions; the teacher's response counts where it is longer."""
+    positions = model_positions(model)
+    completion = max(sampling.max_completion_length, teacher_length or 0)
+    needed = sampling.max_prompt_length + completion
+    got = f"{sampling.max_prompt_length} + {completion} = {needed} tokens"
+    if positions is None:
+        return Check("lengths", OK, got, "no limit known")
+    expected = f"at most {positions.limit} ({positions.source})"
+    if needed <= positions.limit:
+        return Check("lengths", OK, got, expected)
+    room = positions.limit - completion
+    fix = f"set max_prompt_length={room}" if room > 0 else "lower max_completion_length"
+    why = "a longer row raises an IndexError" if positions.hard else "the model was not made for longer rows"
+    return Check("lengths", REFUSED, got, expected, f"{fix} or load a model with more positions: {why}")
+
+
+def check_ids(model: Any, tokenizer: Any) -> list[Check]:
+    """Pad, stop and added ids against the rows of the embedding."""
+    rows = embedding_rows(model)
+    resize = "call model.resize_token_embeddings(len(tokenizer)), or load the model's own tokenizer"
+    checks = []
+    for name, value in (("pad id", tokenizer.pad_token_id), ("end-of-sequence id", tokenizer.eos_token_id)):
+        if value is not None:
+            status = OK if 0 <= value < rows else REFUSED
+            checks.append(
+                Check(name, status, str(value), f"below the embedding's {rows} rows", resize * (status != OK))
+            )
+    outside = [i for i in named_stop_ids(model, tokenizer) if not 0 <= i < rows and i != tokenizer.eos_token_id]
+    if outside:
+        fix = "correct model.generation_config.eos_token_id"
+        checks.append(Check("generation config's stop ids", WARNING, str(outside), f"below {rows}", fix))
+    checks.append(_check_vocabulary(tokenizer, rows, resize))
+    return checks
+
+
+def _check_vocabulary(tokenizer: Any, rows: int, resize: str) -> Check:
+    outside = {i: token for token, i in tokenizer.get_vocab().items() if i >= rows}
+    expected = f"at most the embedding's {rows} rows"
+    if not outside:
+        return Check("vocabulary", OK, f"{len(tokenizer)} tokens", expected)
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    plain = [i for i in sorted(outside) if not getattr(added.get(i), "special", False)]
+    shown = plain or sorted(outside)
+    got = f"{len(outside)} tokens outside, such as {outside[shown[0]]!r} = {shown[0]}"
+    # Gemma's tokenizer knows an image mark that its text models do not; ordinary text never holds it
+    return Check("vocabulary", REFUSED if plain else WARNING, got, expected, resize)
+
+
+def check_end_of_turn(model: Any, tokenizer: Any, stop_ids: Sequence[int]) -> Check:
+    """What the template ends an assistant's turn with against the ids that end a response."""
+    name, closing = "end of turn", end_of_turn(tokenizer)
+    if closing is None:
+        fix = "see that the model ends its turns with one of the stop ids"
+        return Check(name, WARNING, "the template renders no assistant's message", "a stop id", fix)
+    shown = closing.text.strip()[:40]
+    if not closing.ids:
+        fix = "see that the model ends its turns with one of the stop ids, or with a stop string of the suite"
+        return Check(name, WARNING, f"plain text {shown!r}", "a stop id", fix)
+    token = tokenizer.decode([closing.ids[0]])
+    if not set(closing.ids) & set(stop_ids):
+        fix = f"add {closing.ids[0]} to model.generation_config.eos_token_id"
+        return Check(name, REFUSED, f"{token!r} = {closing.ids[0]}, which ends no response", "a stop id", fix)
+    new = not set(closing.ids) & set(named_stop_ids(model, tokenizer))
+    return Check(name, OK, f"{token!r} = {closing.ids[0]}" + " (added to the stop ids)" * new, "a stop id")
+
+
+def check_no_stop(tokenizer: Any, stop_ids: Sequence[int], stop_strings: Sequence[str]) -> Check:
+    """Whether a response can end before its budget is spent."""
+    if stop_ids or stop_strings:
+        return Check("stop ids", OK, str(list(stop_ids)))
+    fix = "set tokenizer.eos_token or model.generation_config.eos_token_id"
+    return Check("stop ids", WARNING, "none: every response is as long as its budget", "at least one", fix)
+
+
+def rendered_text(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """The prompt as text: from the template, and from the ids, where roles and contents may take another way."""
+    try:
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    except Exception:  # `render_prompt` may know how to give such a template its contents
+        text = ""
+    ids = render_prompt(tokenizer, messages)
+    return f"{text}\n{tokenizer.decode(list(ids), skip_special_tokens=False)}"
+
+
+def missing_contents(tokenizer: Any, messages: Sequence[Message]) -> list[Message]:
+    """The user's and system's messages whose text is not in the prompt, blanks aside."""
+    shown = "".join(rendered_text(tokenizer, messages).split())
+    return [
+        message
+        for message in messages
+        if message["role"] in ("user", "system") and "".join(_content(message).split()) not in shown
+    ]
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return str(content)
+
+
+def check_template(tokenizer: Any) -> Check:
+    """Whether a user's text is in its prompt."""
+    name, messages = "user text in the prompt", [{"role": "user", "content": _USER}]
+    return attempt(name, lambda: _template_check(name, tokenizer, messages), _TEMPLATE_FIX)
+
+
+def _template_check(name: str, tokenizer: Any, messages: Sequence[Message]) -> Check:
+    missing = missing_contents(tokenizer, messages)
+    if missing:
+        got = f"missing: {missing[0]['role']} {_content(missing[0])[:60]!r}"
+        return Check(name, REFUSED, got, "in the rendered prompt", _TEMPLATE_FIX)
+    return Check(name, OK, f"{len(messages)} messages", "in the rendered prompt")
+
+
+def check_task(tokenizer: Any, model: Any, suite: TaskSuite, task: Task | None) -> list[Check]:
+    """The suite's first messages for one task, with a made-up observation, as the template renders them."""
+    name, observation = "task text in the prompt", Observation(_USER, ("look",))
+    if task is None:
+        return [Check(name, SKIPPED, "the suite has no task")]
+    try:
+        messages = suite.messages(task, [], observation)
+    except Exception as error:  # a suite may read more out of an observation than a made-up one holds
+        return [Check(name, SKIPPED, f"messages() of a made-up observation raised {type(error).__name__}")]
+    if not any(_USER in _content(message) for message in messages):
+        return [Check(name, SKIPPED, "messages() leaves a made-up observation out")]
+    checks = [attempt(name, lambda: _template_check(name, tokenizer, messages), _TEMPLATE_FIX)]
+    if checks[0].status == REFUSED:
+        return checks
+    ids, rows = render_prompt(tokenizer, messages), embedding_rows(model)
+    outside = sorted({i for i in ids if not 0 <= i < rows})
+    if outside:
+        fix = "call model.resize_token_embeddings(len(tokenizer))"
+        checks.append(Check("prompt ids", REFUSED, f"{outside[:5]} in a prompt", f"below {rows}", fix))
+    return checks
+
+
+def unknown_share(tokenizer: Any, prompts: Sequence[Sequence[int]]) -> float:
+    """Share of unknown tokens in prompts."""
+    unknown, total = tokenizer.unk_token_id, sum(len(prompt) for prompt in prompts)
+    if unknown is None or not total or unknown == tokenizer.pad_token_id or unknown == tokenizer.eos_token_id:
+        return 0.0
+    return sum(list(prompt).count(unknown) for prompt in prompts) / total
+
+
+def text_checks(
+    model: Any,
+    tokenizer: Any,
+    suite: TaskSuite | None,
+    task: Task | None,
+    sampling: SamplingConfig,
+    teacher_length: int | None,
+) -> tuple[list[Check], tuple[int, ...]]:
+    """All checks without a forward pass, and the ids that end a response."""
+    stop_ids = stop_token_ids(model, tokenizer)
+    checks = [
+        check_lengths(model, sampling, teacher_length),
+        *check_ids(model, tokenizer),
+        check_no_stop(tokenizer, stop_ids, suite.stop_strings if suite is not None else ()),
+        check_end_of_turn(model, tokenizer, stop_ids),
+        check_template(tokenizer),
+    ]
+    if suite is not None:
+        checks += check_task(tokenizer, model, suite, task)
+    return checks, stop_ids
