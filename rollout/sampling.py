@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
+from .limits import embedding_rows
 from .options import check_options, count, number
 from .stop_strings import check_stop_strings, tokens_ending
 from .types import StopReason
