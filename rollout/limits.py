@@ -20,6 +20,7 @@ _NAMES = (
     "context_length",
 )
 _TABLE = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings?|pos_emb(ed)?|embed_pos)$")
+_SENSES = re.compile(r"vision|visual|image|video|audio|speech|patch")
 # kinds of rotary scaling whose factor widens the range; llama3's and longrope's configurations name the wide range
 _WIDENED = ("linear", "dynamic", "yarn")
 
@@ -57,9 +58,9 @@ def model_positions(model: Any) -> Positions | None:
     is the range the model was trained for.
     """
     tables = [
-        (module.num_embeddings - int(getattr(module, "offset", 0) or 0), name)
+        (module.num_embeddings - _unused_rows(module), name)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and _TABLE.search(name)
+        if isinstance(module, nn.Embedding) and _TABLE.search(name) and not _SENSES.search(name)
     ]
     if tables:
         limit, name = min(tables)
@@ -72,6 +73,14 @@ def model_positions(model: Any) -> Positions | None:
         if isinstance(value, int) and value > 0:
             return Positions(_widened(config, value), f"config.{name}", False)
     return None
+
+
+def _unused_rows(table: nn.Embedding) -> int:
+    """Rows before the first position: OPT's offset, or those up to the pad's where positions count from there."""
+    offset = getattr(table, "offset", None)
+    if isinstance(offset, int):
+        return offset
+    return 0 if table.padding_idx is None else table.padding_idx + 1
 
 
 def _uses_alibi(config: Any) -> bool:

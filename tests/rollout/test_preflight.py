@@ -13,16 +13,21 @@ from transformers import (
     AutoTokenizer,
     BloomConfig,
     BloomForCausalLM,
+    CLIPVisionConfig,
     FalconConfig,
     FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MptConfig,
     MptForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
 )
 
 from turncredit.envs import Task
@@ -213,6 +218,17 @@ def test_positions_are_found_in_every_kind_of_model():
     falcon = {**SMALL, "max_position_embeddings": 64, "new_decoder_architecture": False}
     assert model_positions(FalconForCausalLM(FalconConfig(**falcon, alibi=True))) is None
     assert model_positions(FalconForCausalLM(FalconConfig(**falcon, alibi=False))).limit == 64
+
+
+def test_the_positions_of_pictures_are_not_those_of_text_and_pads_take_rows():
+    text = Qwen2Config(**SMALL, num_key_value_heads=2, intermediate_size=32, max_position_embeddings=128)
+    vision = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    llava = LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_index=22))
+    assert model_positions(llava).limit == 128, "and not the five of the picture"
+    roberta = RobertaConfig(**SMALL, intermediate_size=32, max_position_embeddings=20, pad_token_id=1, is_decoder=True)
+    assert model_positions(RobertaForCausalLM(roberta)).limit == 18
 
 
 @pytest.mark.parametrize(
