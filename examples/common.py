@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 from turncredit.envs import TaskSuite
 from turncredit.rollout import SamplingConfig, save_trajectories
 from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
+from turncredit.trainers.loggers import read_metrics
 
 _CONFIG = {field.name for field in fields(GRPOConfig)} - {"sampling"}
 _SAMPLING = {field.name for field in fields(SamplingConfig)}
@@ -43,7 +44,9 @@ EMBEDDED_SETTINGS: dict[str, Any] = {
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Flags of every training example; ``--set`` reaches each field of `GRPOConfig` and `SamplingConfig`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="model name or folder; without it the embedded policy is trained")
+    parser.add_argument(
+        "--model", help="model name, folder or checkpoint of a run; without it the embedded policy is trained"
+    )
     parser.add_argument("--data", help="data folder; without it tasks are generated")
     parser.add_argument("--credit", help="credit method or recipe by name")
     parser.add_argument("--credit-option", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
@@ -54,7 +57,12 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--config", help="JSON file of options; flags win over it")
     parser.add_argument("--eval-only", action="store_true", help="evaluate with and without privileged context")
     parser.add_argument(
-        "--resume", action="store_true", help="continue from the newest checkpoint in the output folder"
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="CHECKPOINT",
+        help="continue from the newest checkpoint in the output folder, or from this one; with --eval-only evaluate it",
     )
     parser.add_argument("--mixed-precision", choices=("no", "bf16"), default="no")
     parser.add_argument("--attn-implementation", help="sdpa, flash_attention_2 or eager")
@@ -81,22 +89,40 @@ def _pairs(items: list[str], flag: str) -> dict[str, Any]:
     return values
 
 
-def make_config(args: argparse.Namespace, defaults: dict[str, Any]) -> GRPOConfig:
-    """Defaults, then the file of ``--config``, then flags."""
-    options = dict(defaults)
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the user asked for: the file of ``--config``, then flags; options of sampling may be grouped or not."""
+    options: dict[str, Any] = {}
     if args.config:
-        options |= json.loads(Path(args.config).read_text(encoding="utf-8"))
+        options = json.loads(Path(args.config).read_text(encoding="utf-8"))
+        if not isinstance(options, dict):
+            raise SystemExit(f"--config: {args.config} must hold one object of options")
+        if isinstance(options.get("sampling"), dict):
+            options |= options.pop("sampling")
     options |= _pairs(args.set, "--set")
     for name in ("credit", "max_steps", "output_dir", "seed"):
         if getattr(args, name) is not None:
             options[name] = getattr(args, name)
     if args.credit_option:
         options["credit_options"] = _pairs(args.credit_option, "--credit-option")
+    return options
+
+
+def make_config(args: argparse.Namespace, defaults: dict[str, Any]) -> GRPOConfig:
+    """Defaults, then what the user asked for."""
+    options = defaults | given_options(args)
     unknown = sorted(set(options) - _CONFIG - _SAMPLING)
     if unknown:
         raise SystemExit(f"unknown options {unknown}; known are {sorted(_CONFIG | _SAMPLING)}")
     sampling = {name: options.pop(name) for name in list(options) if name in _SAMPLING}
-    return GRPOConfig(**options, sampling=SamplingConfig(**sampling))
+    try:
+        return GRPOConfig(**options, sampling=SamplingConfig(**sampling))
+    except (TypeError, ValueError) as error:
+        raise SystemExit(str(error)) from None
+
+
+def is_embedded(args: argparse.Namespace) -> bool:
+    """Whether the policy is the embedded one, as it is or trained further; see `policies.resolve_policy`."""
+    return getattr(args, "embedded", args.model is None)
 
 
 def load_policy(args: argparse.Namespace, embedded: Path) -> tuple[Any, Any]:
@@ -154,6 +180,13 @@ def run(
     sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
     reference = load_model(args, embedded) if sharded and config.beta > 0 and args.lora_rank is None else None
     say = print if accelerator.is_main_process else lambda *a, **k: None
+    sampling = config.sampling
+    say(
+        f"{'evaluating' if args.eval_only else 'training'} {args.model or 'the embedded policy'} with the settings of "
+        f"{'the embedded policy' if is_embedded(args) else 'the papers'}: learning rate {config.learning_rate:g}, "
+        f"KL {config.beta:g}, {sampling.max_completion_length} tokens a turn, prompts of {sampling.max_prompt_length}",
+        flush=True,
+    )
     with GRPOTrainer(
         model,
         tokenizer,
@@ -161,7 +194,7 @@ def run(
         config,
         accelerator=accelerator,
         ref_model=reference,
-        peft_config=lora_config(args),
+        peft_config=None if args.eval_only else lora_config(args),
         progress=True,
         callbacks=[_Report(say)],
     ) as trainer:
@@ -170,7 +203,7 @@ def run(
                 metrics = trainer.evaluate(privileged=privileged)
                 say(json.dumps({name: round(value, 4) for name, value in metrics.items()}, indent=1))
             return
-        after = trainer.train(resume_from=args.resume, allow_changed_config=args.allow_changed_config)
+        after = trainer.train(resume_from=args.resume or None, allow_changed_config=args.allow_changed_config)
         if accelerator.is_main_process:
             _summary(trainer, after, say)
     accelerator.end_training()
@@ -179,7 +212,7 @@ def run(
 def _summary(trainer: GRPOTrainer, after: dict[str, float], say: Callable[..., None]) -> None:
     config, folder = trainer.config, trainer.folder
     save_trajectories(trainer.eval_trajectories, folder / "eval_trajectories.jsonl.gz")
-    log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    log = read_metrics(folder / "metrics.jsonl")
     first = next((line for line in log if "eval/success" in line), {})
     for name, label in (("eval/success", "success"), ("eval/reward", "reward")):
         if name == "eval/success" or first.get(name) != first.get("eval/success"):

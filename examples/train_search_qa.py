@@ -8,6 +8,7 @@ searched with BM25 in process. Nothing is downloaded.
     python examples/train_search_qa.py
     python examples/train_search_qa.py --credit grpo --output-dir outputs/search_qa_grpo
     python examples/train_search_qa.py --eval-only
+    python examples/train_search_qa.py --eval-only --resume
 
 With a model, on a generated world:
 
@@ -26,6 +27,7 @@ import argparse
 from pathlib import Path
 
 import common
+from policies import resolve_policy
 from tiny_search.worlds import make_suite as embedded_suite
 
 from turncredit.envs.search_qa import TRAIN_SOURCES, SearchQASuite, load_questions
@@ -44,7 +46,7 @@ OFFICIAL = {
 # a named model on a generated world
 GENERATED = {"output_dir": "outputs/search_qa", "credit": "agent_opsd", "max_steps": 20, "num_tasks": 8, "beta": 0.001}
 
-# the embedded policy on generated worlds: small numbers, a large step
+# the embedded policy on generated worlds: small numbers, a large step; prompt and response fit into 512 positions
 TINY = common.EMBEDDED_SETTINGS | {
     "output_dir": "outputs/search_qa",
     "credit": "agent_opsd",
@@ -56,7 +58,7 @@ TINY = common.EMBEDDED_SETTINGS | {
 
 def make_suite(args: argparse.Namespace) -> SearchQASuite:
     """Generated worlds, or nq and hotpotqa for training and every dataset of --eval-data for evaluation."""
-    if args.data is None and args.model is None:
+    if args.data is None and common.is_embedded(args):
         return embedded_suite(
             privileged=args.privileged or "facts", max_turns=args.max_turns, num_eval=args.num_eval_questions
         )
@@ -81,15 +83,18 @@ def main() -> None:
     parser.add_argument("--max-turns", type=int, default=4)
     parser.add_argument("--num-eval-questions", type=int, help="size of the panel: 120 without --model, else 64")
     args = parser.parse_args()
-    if args.data is not None and (args.model is None or args.eval_data is None or args.retriever is None):
-        parser.error("--data needs --model, --eval-data and --retriever")
-    if args.model is None and (args.retriever is not None or args.privileged not in (None, "facts", "none")):
+    output_dir = common.given_options(args).get("output_dir", OFFICIAL["output_dir"])
+    resolve_policy(args, EMBEDDED, "search_qa", output_dir)
+    embedded = common.is_embedded(args)
+    if args.data is not None and (embedded or args.eval_data is None or args.retriever is None):
+        parser.error("--data needs --model of another policy than the embedded one, --eval-data and --retriever")
+    if embedded and (args.retriever is not None or args.privileged not in (None, "facts", "none")):
         parser.error(
             "--retriever and --privileged other than facts and none need --model: the embedded policy was "
             "taught words of its own worlds only"
         )
-    args.num_eval_questions = args.num_eval_questions or (120 if args.model is None else 64)
-    settings = OFFICIAL if args.data is not None else TINY if args.model is None else GENERATED
+    args.num_eval_questions = args.num_eval_questions or (120 if embedded else 64)
+    settings = OFFICIAL if args.data is not None else TINY if embedded else GENERATED
     config = common.make_config(args, settings | {"num_eval_tasks": args.num_eval_questions})
     common.run(args, make_suite(args), config, EMBEDDED)
 

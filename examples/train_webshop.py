@@ -7,6 +7,7 @@ before and after. Nothing is downloaded.
     python examples/train_webshop.py
     python examples/train_webshop.py --credit grpo --output-dir outputs/webshop_grpo
     python examples/train_webshop.py --eval-only
+    python examples/train_webshop.py --eval-only --resume
 
 Any instruct model with a chat template, in the generated shop or, on as many processes as Accelerate starts, with the
 official files (WEBSHOP_DATA or --data):
@@ -22,6 +23,7 @@ import argparse
 from pathlib import Path
 
 import common
+from policies import resolve_policy
 from tiny_shop.demonstrations import MAX_TURNS, embedded_suite
 
 from turncredit.envs.webshop import ShopConfig, WebShopSuite
@@ -44,7 +46,7 @@ GENERATED = common.EMBEDDED_SETTINGS | {
 def make_suite(args: argparse.Namespace) -> WebShopSuite:
     """The generated shop for the embedded policy; with a model the official shop where there is one."""
     limits = {"eval": args.num_eval_goals}
-    if args.model is None:
+    if common.is_embedded(args):
         options = {"privileged": args.privileged or "hint", "max_turns": args.max_turns or MAX_TURNS}
         return embedded_suite(limits=limits, reward=args.reward, **options)
     return WebShopSuite(
@@ -68,10 +70,14 @@ def main() -> None:
     parser.add_argument("--max-turns", type=int, help="turns per episode: 8 with the embedded policy, 15 with a model")
     parser.add_argument("--num-eval-goals", type=int, default=64, help="the first so many goals of the eval split")
     args = parser.parse_args()
-    if args.model is None and (args.data or args.goals != "synthetic"):
-        parser.error("--model must be given with --data or --goals human: the embedded policy knows the generated shop")
+    output_dir = common.given_options(args).get("output_dir", OFFICIAL["output_dir"])
+    resolve_policy(args, EMBEDDED, "webshop", output_dir)
+    if common.is_embedded(args) and (args.data or args.goals != "synthetic"):
+        parser.error(
+            "--model must name another model with --data or --goals human: the embedded policy knows the generated shop"
+        )
     suite = make_suite(args)
-    if args.model is None:
+    if common.is_embedded(args):
         defaults = GENERATED
     else:
         defaults = OFFICIAL if suite.config.folder else OFFICIAL | {"max_steps": 20, "num_tasks": 8}

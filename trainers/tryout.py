@@ -22,8 +22,7 @@ def try_options(method: CreditMethod, num_generations: int) -> None:
         TypeError, ValueError: what the method says about the option.
     """
     default = get_credit(method.name)
-    package = __name__.rpartition(".trainers")[0]
-    if method.options == default.options or not method.function.__module__.startswith(f"{package}.credit."):
+    if method.options == default.options or not _is_ours(method):
         return
     rollouts = min(num_generations, 8)
     try:
@@ -31,6 +30,11 @@ def try_options(method: CreditMethod, num_generations: int) -> None:
     except Exception:
         return
     method(made_up_inputs(method, rollouts), step=0)
+
+
+def _is_ours(method: CreditMethod) -> bool:
+    package = __name__.rpartition(".trainers")[0]
+    return (method.function.__module__ or "").startswith(f"{package}.credit.")
 
 
 def made_up_inputs(method: CreditMethod, rollouts: int) -> CreditInputs:

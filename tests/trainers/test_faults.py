@@ -173,7 +173,7 @@ def test_a_fresh_run_sets_earlier_checkpoints_aside(tmp_path, caplog):
             run.train()
     assert checkpoints(tmp_path) == ["step-000001"]
     assert (tmp_path / "checkpoints.1" / "step-000001" / "manifest.json").is_file()
-    assert "are now in checkpoints.1" in caplog.text
+    assert "are now checkpoints.1, metrics.1.jsonl, completions.1" in caplog.text
 
 
 def test_going_on_from_an_older_checkpoint_sets_later_ones_aside(tmp_path, caplog):

@@ -376,7 +376,7 @@ class NoTasks(ToySuite):
 
 
 def test_bad_input_is_named(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="num_generations must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="num_generations must be a whole number of at least 2, got 1; a group of one"):
         config(tmp_path, num_generations=1)
     with pytest.raises(ValueError, match=r"credit must be one of \['.*agent_opsd.*'\], got 'agentopsd'"):
         trainer(tmp_path, credit="agentopsd")

@@ -1,0 +1,213 @@
+"""What the training examples make of their flags: settings, prompts and checkpoints by policy."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import tiny_model, tiny_tokenizer
+from toy import ToySuite
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from turncredit.rollout import SamplingConfig
+from turncredit.trainers import GRPOConfig, GRPOTrainer
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+
+import common  # noqa: E402
+import policies  # noqa: E402
+
+EXAMPLES = ["train_webshop", "train_search_qa"]
+if importlib.util.find_spec("textworld") is not None:
+    EXAMPLES.append("train_alfworld")
+SUITES = {"train_webshop": "webshop", "train_search_qa": "search_qa", "train_alfworld": "alfworld"}
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """What an example would run: its arguments, suite, configuration; nothing is played."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WEBSHOP_DATA", raising=False)
+
+    def start(example, *flags):
+        module = importlib.import_module(example)
+        seen = {}
+
+        def run(args, suite, config, embedded, accelerator=None):
+            seen.update(args=args, suite=suite, config=config)
+
+        monkeypatch.setattr(common, "run", run)
+        if example == "train_alfworld":
+            from turncredit.envs.alfworld import AlfWorldSuite
+
+            monkeypatch.setattr(module, "generate_games", lambda *a, **k: None)
+            monkeypatch.setattr(module, "AlfWorldSuite", lambda *a, **options: (AlfWorldSuite, options))
+        monkeypatch.setattr(sys, "argv", [example, *flags])
+        module.main()
+        return seen
+
+    return start
+
+
+def has_compact_prompts(suite):
+    builder = suite[1]["build_messages"] if isinstance(suite, tuple) else suite._build_messages
+    return builder is not None and builder.__name__ == "compact_messages"
+
+
+def of_the_papers(config, example):
+    paper = GRPOConfig()
+    names = ["learning_rate", "num_generations", "entropy_coef", "invalid_action_penalty", "num_minibatches"]
+    names += ["encoder"] + ["beta"] * (example != "train_search_qa")
+    same = all(getattr(config, name) == getattr(paper, name) for name in names)
+    return same and config.sampling.max_completion_length == 512
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_embedded_policy_keeps_its_settings_and_prompts(started, example):
+    for flags in ((), ("--model", str(ROOT / "examples" / "assets" / f"{SUITES[example]}_tiny"))):
+        seen = started(example, *flags)
+        config = seen["config"]
+        assert (config.learning_rate, config.beta, config.encoder) == (5e-4, 0.0, "hashing")
+        assert config.sampling.max_completion_length in (12, 20)
+        assert config.sampling.max_prompt_length + config.sampling.max_completion_length <= 512, "its positions"
+        assert has_compact_prompts(seen["suite"])
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B-Instruct", "folder"])
+def test_a_model_of_ones_own_gets_the_papers_settings_on_generated_tasks(started, example, model, tmp_path):
+    if model == "folder":
+        tiny_model().save_pretrained(tmp_path / "folder")
+        tiny_tokenizer().save_pretrained(tmp_path / "folder")
+    seen = started(example, "--model", model)
+    assert of_the_papers(seen["config"], example)
+    assert (seen["config"].max_steps, seen["config"].num_tasks) == (20, 8)
+    assert not has_compact_prompts(seen["suite"])
+    assert seen["args"].model == model
+
+
+@pytest.mark.skipif("train_alfworld" not in EXAMPLES, reason="needs ALFWorld")
+def test_the_embedded_policy_on_official_games_and_a_model_on_them(started, tmp_path):
+    seen = started("train_alfworld", "--data", str(tmp_path))
+    assert has_compact_prompts(seen["suite"])
+    assert seen["config"].sampling.max_completion_length == 20
+    assert seen["suite"][1]["privileged"] == "hint"
+    seen = started("train_alfworld", "--data", str(tmp_path), "--model", "Qwen/Qwen2.5-3B-Instruct")
+    assert not has_compact_prompts(seen["suite"])
+    assert of_the_papers(seen["config"], "train_alfworld")
+    assert (seen["config"].max_steps, seen["config"].num_tasks) == (150, 16)
+    assert seen["suite"][1]["privileged"] == "skills"
+
+
+def tiny_llama():
+    """Of a family whose tokenizer class leaves a tokenizer of ours alone when it is read back."""
+    settings = tiny_model().config.to_dict()
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names += ("num_key_value_heads", "max_position_embeddings", "eos_token_id", "pad_token_id")
+    return LlamaForCausalLM(LlamaConfig(**{name: settings[name] for name in names}))
+
+
+def checkpoint_of(folder, suite):
+    """A checkpoint as a run on that suite writes it."""
+    settings = {"max_steps": 1, "num_tasks": 2, "num_generations": 2, "credit": "grpo", "num_workers": 0, "beta": 0.0}
+    sampling = SamplingConfig(max_completion_length=4)
+    config = GRPOConfig(output_dir=folder, sampling=sampling, eval_steps=0, num_eval_tasks=1, **settings)
+    with GRPOTrainer(tiny_llama(), tiny_tokenizer(), suite, config) as run:
+        run.train()
+    return folder / "checkpoints" / "step-000001"
+
+
+def compact_messages(task, history, observation):
+    return []
+
+
+class Compact(ToySuite):
+    def __init__(self, name):
+        super().__init__(name=name)
+        self._build_messages = compact_messages
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_checkpoint_is_evaluated_with_the_prompts_it_was_trained_on(started, example, tmp_path):
+    name = SUITES[example]
+    compact = checkpoint_of(tmp_path / "compact", Compact(name))
+    full = checkpoint_of(tmp_path / "full", ToySuite(name=name))
+    for source, expected in ((compact, True), (full, False)):
+        for flags in (
+            ["--model", str(source)],
+            ["--model", str(source / "model")],
+            ["--eval-only", "--resume", str(source)],
+            ["--eval-only", "--resume", "--output-dir", str(source.parents[1])],
+        ):
+            seen = started(example, *flags)
+            assert has_compact_prompts(seen["suite"]) == expected, flags
+            assert Path(seen["args"].model) == source / "model"
+            assert (seen["config"].learning_rate == 5e-4) == expected
+
+
+def test_a_policy_without_a_note_is_known_by_its_vocabulary(tmp_path):
+    import shutil
+
+    source = ROOT / "examples" / "assets" / "webshop_tiny"
+    shutil.copytree(source, tmp_path / "copy")
+    args = common.make_parser(None).parse_args(["--model", str(tmp_path / "copy")])
+    policies.resolve_policy(args, source, "webshop", "outputs")
+    assert args.embedded
+    policies.resolve_policy(args, ROOT / "examples" / "assets" / "alfworld_tiny", "alfworld", "outputs")
+    assert not args.embedded
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--eval-only", "--resume"], "there is no checkpoint in"),
+        (["--eval-only", "--resume", "nowhere"], "--resume: .*must be a checkpoint folder, got nowhere"),
+        (["--model", "run"], "is a run; name one of its checkpoints"),
+        (["--model", "other/checkpoints/step-000001"], "trained on compact prompts of alfworld, not of webshop"),
+        (["--set", "learning_rate=fast"], "learning_rate must be a number above 0, got 'fast'"),
+        (["--set", "num_tasks=2.5"], "num_tasks must be a whole number"),
+        (["--set", "temperature=-1"], "SamplingConfig: temperature must be"),
+        (["--set", "recompute_logprobs=true"], "recompute_logprobs must be True or False"),
+        (["--config", "list.json"], "must hold one object of options"),
+        (["--set", "no_such=1"], "unknown options"),
+    ],
+)
+def test_flags_that_cannot_be_are_named(started, tmp_path, flags, message):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "list.json").write_text("[1]")
+    if "other/" in flags[-1]:
+        checkpoint_of(tmp_path / "other", Compact("alfworld"))
+    with pytest.raises(SystemExit, match=message):
+        started("train_webshop", *flags)
+
+
+def test_options_of_a_file_may_group_those_of_sampling(started, tmp_path):
+    (tmp_path / "options.json").write_text(json.dumps({"learning_rate": 1e-5, "sampling": {"temperature": 0.7}}))
+    config = started("train_webshop", "--config", "options.json", "--set", "top_p=0.9")["config"]
+    assert (config.learning_rate, config.sampling.temperature, config.sampling.top_p) == (1e-5, 0.7, 0.9)
+
+
+def test_evaluating_leaves_the_run_folder_alone(tmp_path, monkeypatch, capsys):
+    source = checkpoint_of(tmp_path / "run", ToySuite())
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    args = common.make_parser(None).parse_args(["--eval-only", "--resume", "--lora-rank", "4"])
+    policies.resolve_policy(args, ROOT / "examples" / "assets" / "webshop_tiny", "toy", str(tmp_path / "run"))
+    sampling = SamplingConfig(max_completion_length=4)
+    config = GRPOConfig(output_dir=tmp_path / "run", num_tasks=2, num_eval_tasks=2, num_workers=0, sampling=sampling)
+    loaded = []
+    original = common.load_policy
+
+    def recorded(*arguments):
+        loaded.append(original(*arguments))
+        return loaded[-1]
+
+    monkeypatch.setattr(common, "load_policy", recorded)
+    common.run(args, ToySuite(), config, ROOT / "nowhere")
+    said = capsys.readouterr().out
+    assert f"evaluating {source / 'model'} with the settings of the papers: learning rate 1e-06" in said
+    assert '"eval/success"' in said
+    assert '"eval_privileged/success"' in said
+    assert loaded[0][1].get_vocab() == tiny_tokenizer().get_vocab()
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
