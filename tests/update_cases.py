@@ -87,6 +87,7 @@ def config(folder, **changes) -> GRPOConfig:
         "max_grad_norm": 0.5,
         "encoder": "hashing",
         "seed": 3,
+        "preflight": False,  # recorded log-probs are moved away from the policy's on purpose
     }
     return GRPOConfig(**{**settings, **changes})
 
@@ -97,7 +98,7 @@ def run_updates(model, settings: GRPOConfig, rollouts, answers=None, encoder=Non
         for group in run.optimizer.param_groups:
             group["eps"] = ADAM_EPS
         if answers is not None:
-            run.phase._answers = lambda batch, prompts, step: answers(batch)
+            run.phase._answers = lambda batch, *_: answers(batch)
         metrics = []
         for trajectories in rollouts:
             run.rollout = lambda tasks, trajectories=trajectories: trajectories
