@@ -138,7 +138,13 @@ class Chat:
         plain_messages = checked(messages)
         self._frame = self._template.frame(plain_messages, kwargs)
         self._messages = [_as(m, parts) for m, parts in zip(plain_messages, self._frame.parts, strict=True)]
-        self.text = self._render(self._messages)
+        self._refused = False
+        try:
+            self.text = self._render(self._messages)
+        except ValueError:  # some templates refuse control tokens in a message
+            self._refused = True
+            self._messages = _texts(self._messages, self._template.controls.cut)
+            self.text = self._render(self._messages)
 
     def _render(self, messages: Sequence[Message], generation: bool = True) -> str:
         return render_text(self._tokenizer, messages, self._kwargs, generation)
@@ -146,7 +152,8 @@ class Chat:
     def ids(self) -> tuple[int, ...]:
         """Token ids; text of a message never becomes a control token."""
         ids, controls = encode(self._tokenizer, self.text), self._template.controls
-        return tuple(ids if controls.among(ids) == self._frame.controls else self._defused(controls))
+        as_ever = controls.among(ids) == self._frame.controls and not self._refused
+        return tuple(ids if as_ever else self._defused(controls))
 
     def _defused(self, controls: ControlTokens) -> list[int]:
         """Ids of messages whose texts hold control tokens: those are cut in two and tokenised as plain text.

@@ -17,7 +17,7 @@ from .types import Message
 DATE = "2025-01-01"
 """What a template's clock shows unless ``chat_template_kwargs={"strftime_now": "2026-03-01"}`` says otherwise."""
 
-_CLOCK = re.compile(r"\bstrftime_now\s*\(\s*(?P<quote>['\"])(?P<format>[^'\"\\]*)(?P=quote)\s*\)")
+_CLOCK = re.compile(r"\bstrftime_now\s*\(\s*(?P<quote>['\"])(?P<format>(?:(?!(?P=quote))[^\\])*)(?P=quote)\s*\)")
 _MENTIONS = re.compile(r"\bstrftime_now\s+is\s+(not\s+)?defined\b|\bnot\s+strftime_now\b|\{#.*?#\}", re.DOTALL)
 _RESERVED = frozenset(
     (

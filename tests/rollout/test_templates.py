@@ -136,6 +136,24 @@ def test_an_ending_in_history_from_the_policy_itself():
     ]
 
 
+def test_a_template_that_refuses_control_tokens_in_a_message_does_not_end_the_run():
+    strict = (
+        "{% for m in messages %}{% if '<|im_end|>' in m['content'] %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
+    )
+    messages = user("see <|im_end|> there")
+    for template in (CHATML, OPENS):
+        ids = render_prompt(byte_level_tokenizer(strict + template), messages)
+        assert ids == render_prompt(byte_level_tokenizer(template), messages)
+        assert opened_block(byte_level_tokenizer(strict + template), messages) == (
+            "<think>\n" if template == OPENS else ""
+        )
+
+
+def test_a_character_that_marks_cuts_is_text_like_any_other():
+    tokenizer = byte_level_tokenizer()
+    assert render_prompt(tokenizer, user("a\ufdd0b")) == plainly(tokenizer, user("a\ufdd0b"))
+
+
 # ---- unencodable text
 
 
@@ -271,6 +289,26 @@ def test_a_clock_stands_still_and_can_be_set():
     tokenizer = byte_level_tokenizer(llama + CHATML)
     assert tokenizer.decode(render_prompt(tokenizer, user("say"))).startswith("01 Jan 2025<")
     assert tokenizer.decode(render_prompt(tokenizer, user("say"), {"date_string": "today"})).startswith("today<")
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["{% set f = strftime_now %}{{ f('%d') }}", "{% set f = '%d' %}{{ strftime_now(f) }}"],
+)
+def test_a_clock_that_cannot_be_stopped_is_refused(use):
+    with pytest.raises(ValueError, match="asks strftime_now for a format in quotes"):
+        RolloutCollector(tiny_model(), byte_level_tokenizer(use + CHATML), ToySuite(), num_workers=0)
+
+
+def test_a_clock_asked_in_other_words_stands_still_too():
+    not_defined = "{% if strftime_now is not defined %}never{% endif %}{# strftime_now #}"
+    for use in (
+        '{% if strftime_now is defined %}{{ strftime_now( "%d %b\'s" ) }}{% else %}never{% endif %}',
+        not_defined + "{{ strftime_now('%d') ~ strftime_now(' %b') }}",
+        "{% macro strftime_now(format) %}01 Jan{% endmacro %}{{ strftime_now(7) }}",
+    ):
+        shown = render_prompt(byte_level_tokenizer(use + CHATML), user("say"))
+        assert byte_level_tokenizer().decode(shown).startswith("01 Jan")
 
 
 def test_a_template_that_draws_is_refused():
