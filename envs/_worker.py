@@ -109,6 +109,7 @@ def main(descriptor: int) -> None:
     # a signal to the whole process group is the parent's to answer; it ends its workers when it is done with them
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # held back by `_launch` until now
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     connection = Connection(descriptor)
     try:

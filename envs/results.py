@@ -27,8 +27,6 @@ def as_number(value: Any) -> float | None:
     Taken are bools, ints, floats, fractions, decimals, NumPy scalars, and arrays or tensors without dimensions. Text is
     no number, however it reads, and neither is an array with dimensions.
     """
-    if isinstance(value, str | bytes | bytearray):
-        return None
     try:
         if getattr(value, "shape", None) == () and hasattr(value, "item"):
             inner = value.item()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -25,6 +25,7 @@ class SlotState(Enum):
     DONE = "is over"
     LOST = "was lost"
     FAILED = "has failed"
+    RELEASED = "was given up"
 
 
 class VectorEnv:
@@ -148,6 +149,21 @@ class VectorEnv:
             elif answer.done:
                 self._state[slot] = SlotState.DONE
         return {slot: answers[slot] for slot in actions}
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Give up the episodes in `slots` that go on, at a turn limit, say; nothing is sent.
+
+        A worker none of whose episodes goes on can be recycled; a slot that is not reset again would hold it for ever.
+
+        Raises:
+            ValueError: the runner is closed, or there is no such slot.
+        """
+        slots = dict.fromkeys(slots)
+        self._check("release", slots)
+        for slot in slots:
+            self._lost.pop(slot, None)
+            if self._state[slot] in (SlotState.RUNNING, SlotState.LOST):
+                self._state[slot] = SlotState.RELEASED
 
     @property
     def workers_replaced(self) -> int:

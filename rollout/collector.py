@@ -173,11 +173,13 @@ class RolloutCollector:
 
         def finish(slot: int, reason: StopReason, failure: str | None = None) -> None:
             index = playing.pop(slot)
+            self.envs.release([slot])
             results[index] = _trajectory(episodes[index], reason, failure, step)
             if progress is not None:
                 progress.update(1)
                 progress.set_postfix(turns=turns_played, refresh=False)
 
+        self.envs.release(range(self.num_envs))  # what an interrupted call left behind
         while self._anyone_plays(bool(waiting or playing)):
             clock = time.perf_counter()
             fresh: dict[int, int] = {}

@@ -167,3 +167,24 @@ def test_a_response_outside_an_episode_is_empty_where_the_suite_is_at_fault():
     suite = PlayingSuite(at_fault="parse", fault=ValueError("cannot read it"))
     assert parsed_or_empty(suite, "<action> green </action>") == ParsedResponse("", "", False)
     assert parsed_or_empty(suite, "<action> red </action>").action == "red"
+
+
+def test_episodes_that_end_at_the_turn_limit_do_not_hold_their_worker_for_ever():
+    """With fewer tasks than slots the others are not reset, and a grown worker must be recycled all the same."""
+    with RolloutCollector(
+        tiny_model(), TOKENIZER, PlayingSuite(max_turns=2), num_envs=3, num_workers=1, max_worker_rss_mb=1
+    ) as rollouts:
+        rollouts.sampler = Scripted()
+        rollouts.collect([Task(name, "red") for name in ("a", "b", "c")], 1)
+        pids = rollouts.envs.worker_pids
+        rollouts.collect([Task("d", "red")], 1)
+        assert rollouts.envs.worker_pids != pids
+        assert rollouts.envs.workers_recycled == 1
+
+
+def test_an_observation_that_outgrows_the_prompt_ends_its_episode_and_no_other(monkeypatch):
+    long = known.Observation("door " * 5000)
+    monkeypatch.setitem(known.GOOD_STEPS, "long", lambda: known.step(observation=long, reward=0.5))
+    good, long = play(["good", "long"])
+    assert (long.stop_reason, long.failure, long.reward) == (StopReason.PROMPT_BUDGET, None, 0.75)
+    assert (good.stop_reason, good.reward) == (StopReason.SUCCESS, 1.5)
