@@ -114,6 +114,8 @@ class GRPOTrainer:
 
         self.policy = make_policy(self.accelerator, model, config, ref_model, peft_config)
         self.scorer, self.optimizer, self.model = self.policy.scorer, self.policy.optimizer, self.policy.model
+        self.description = describe_run(self)
+        rehearse_save(self)
         self.collector = make_collector(config, self.accelerator, self.model, tokenizer, suite)
         self.snapshot: TeacherSnapshot | None = None
         if self.recipe.snapshot != "current":
@@ -141,8 +143,6 @@ class GRPOTrainer:
             functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
             gather_object if self.accelerator.num_processes > 1 else None,
         )
-        self.description = describe_run(self)
-        rehearse_save(self)
 
     # ---- the loop
 
@@ -182,7 +182,7 @@ class GRPOTrainer:
             except Terminated:
                 if self.saved_step != self.step:
                     self.save()
-            except Exception as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
                 save_on_the_way_out(self, error)
                 raise
             finally:
@@ -238,12 +238,13 @@ class GRPOTrainer:
         metrics["time/total_seconds"] = clock.total()
         metrics["rollout/workers_replaced"] = float(self.collector.envs.workers_replaced)
         metrics["rollout/workers_recycled"] = float(self.collector.envs.workers_recycled)
+        self._stepping = True
         if self.snapshot is not None:
             self.snapshot.update(self.model, self.step + 1)
         self.step += 1
-        self._stepping = False
         self.update_metrics, self.evaluation = metrics, None
         self.evaluation_due = evaluation_due(self)
+        self._stepping = False
         return dict(metrics)
 
     @property
@@ -411,6 +412,7 @@ class GRPOTrainer:
             ValueError: it is damaged, or its tokenizer, tasks or options differ from this run's.
         """
         self.resumed = load_run(self, source, allow_changed_config)
+        self._stepping = self._stepping and not self.resumed
 
     # ---- small parts
 

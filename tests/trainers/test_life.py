@@ -274,6 +274,30 @@ def test_an_error_of_another_process_ends_this_one_where_all_can_save(monkeypatc
     assert shared[1] is own
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_stopping_by_hand_saves_what_was_finished(tmp_path, undisturbed, error):
+    class Stop(TrainerCallback):
+        def on_credit(self, trainer, inputs, credit):
+            if trainer.step == 3:
+                raise error
+
+    with trainer(tmp_path, [Stop()]) as run, pytest.raises(error):
+        run.train()
+    assert checkpoints(tmp_path) == ["step-000003"]
+    assert_goes_on(tmp_path, undisturbed)
+
+
+def test_a_trainer_that_is_refused_leaves_no_process_behind(tmp_path):
+    import multiprocessing
+
+    before = set(multiprocessing.active_children())
+    model = tiny_model()
+    model.generation_config = GenerationConfig(do_sample=False, temperature=0.6)
+    with pytest.raises(ValueError, match="generation_config"):
+        trainer(tmp_path, model=model, num_workers=1)
+    assert set(multiprocessing.active_children()) == before
+
+
 def test_an_upload_that_fails_is_no_failed_checkpoint(tmp_path):
     class Upload(TrainerCallback):
         def on_save(self, trainer, folder):
