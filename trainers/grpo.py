@@ -28,7 +28,15 @@ from .callbacks import TrainerCallback
 from .config import GRPOConfig
 from .distributed import agree_max, whole_for_generation, zero_stage
 from .encoder import Encoder, load_encoder
-from .guard import EXIT_CODE, Terminated, TerminationGuard, check_folder, output_folder_lock, set_aside
+from .guard import (
+    EXIT_CODE,
+    Terminated,
+    TerminationGuard,
+    check_folder,
+    keep_later_records,
+    output_folder_lock,
+    set_aside,
+)
 from .identity import describe_run
 from .life import evaluation_due, finish_update, is_finished, save_on_the_way_out, save_or_go_on, together
 from .loggers import MetricsLogger
@@ -102,7 +110,7 @@ class GRPOTrainer:
         self.evaluation: dict[str, float] | None = None
         self.evaluation_due = True
         self.saved_step = -1
-        self.resumed = False
+        self.resumed = self.came_from_elsewhere = False
         self.shared_errors: list[BaseException] = []
         self._stepping = False
         self._played = -1
@@ -170,8 +178,11 @@ class GRPOTrainer:
                 self.resume(resume_from, allow_changed_config=allow_changed_config)
             if self.step == 0 and not self.resumed:
                 self.evaluation = None
-                if main:
-                    set_aside(self.folder)
+            if main and (self.came_from_elsewhere or (self.step == 0 and not self.resumed)):
+                set_aside(self.folder)
+            elif main and self.resumed:
+                keep_later_records(self.folder, self.step)
+            self.came_from_elsewhere = False
             self.accelerator.wait_for_everyone()
             log = self._logger()
             ended = False

@@ -233,6 +233,7 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     trainer.note_best()
     same_place = folder.resolve() == checkpoint_folder(trainer.folder / "checkpoints", trainer.step).resolve()
     trainer.saved_step = trainer.step if same_place else -1
+    trainer.came_from_elsewhere = not same_place
     return True
 
 

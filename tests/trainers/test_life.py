@@ -345,6 +345,36 @@ def test_a_second_run_into_a_used_folder_sets_everything_aside(tmp_path, caplog)
     assert "metrics.1.jsonl" in caplog.text
 
 
+def test_going_on_from_an_older_checkpoint_keeps_the_later_log(tmp_path):
+    with trainer(tmp_path, save_steps=1, save_total_limit=9) as run:
+        run.train()
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    late = (tmp_path / "completions" / "step-000004.txt").read_bytes()
+    with trainer(tmp_path, save_steps=1, save_total_limit=9, max_steps=3) as run:
+        run.train(resume_from=str(tmp_path / "checkpoints" / "step-000002"))
+    assert (tmp_path / "metrics.1.jsonl").read_bytes() == whole
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3]
+    assert (tmp_path / "completions.1" / "step-000004.txt").read_bytes() == late
+    assert sorted(os.listdir(tmp_path / "completions")) == [f"step-00000{step}.txt" for step in (1, 2, 3)]
+    with trainer(tmp_path, save_steps=1, save_total_limit=9) as run:
+        run.train(resume_from=True)
+    assert not (tmp_path / "metrics.2.jsonl").exists(), "the newest one leaves nothing behind"
+
+
+def test_going_on_from_another_folder_does_not_mix_with_the_run_in_this_one(tmp_path, undisturbed):
+    with trainer(tmp_path / "first", max_steps=2, save_steps=2) as run:
+        run.train()
+    with trainer(tmp_path / "second", max_steps=3, learning_rate=1e-4) as run:
+        run.train()
+    log = (tmp_path / "second" / "metrics.jsonl").read_bytes()
+    with trainer(tmp_path / "second") as run:
+        run.train(resume_from=str(tmp_path / "first" / "checkpoints" / "step-000002"))
+        assert same(weights(run), undisturbed[1])
+    assert timeless(tmp_path / "second") == timeless(undisturbed[0])[2:]
+    assert (tmp_path / "second" / "metrics.1.jsonl").read_bytes() == log
+    assert checkpoints(tmp_path / "first") == ["step-000002"]
+
+
 def test_a_run_stopped_before_its_first_update_is_continued_and_not_set_aside(tmp_path, monkeypatch):
     class Stop(TrainerCallback):
         def on_rollout(self, trainer, trajectories):
