@@ -165,7 +165,10 @@ def find_run(root: Path, source: str | bool) -> Path | None:
         return folder
     folder = Path(str(source))
     if not folder.is_dir():
-        raise FileNotFoundError(f"GRPOTrainer.resume: source must be a checkpoint folder, got {folder}")
+        raise FileNotFoundError(
+            f"GRPOTrainer.resume: source must be a checkpoint folder, got {folder}; name one under output_dir/checkpoints, "
+            "or pass True for the newest"
+        )
     problem = verify_checkpoint(folder)
     if problem is not None:
         raise ValueError(f"GRPOTrainer.resume: source must be a whole checkpoint, but in {folder} {problem}")
