@@ -166,8 +166,8 @@ def find_run(root: Path, source: str | bool) -> Path | None:
     folder = Path(str(source))
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"GRPOTrainer.resume: source must be a checkpoint folder, got {folder}; name one under output_dir/checkpoints, "
-            "or pass True for the newest"
+            f"GRPOTrainer.resume: source must be a checkpoint folder, got {folder}; name one under "
+            "output_dir/checkpoints, or pass True for the newest"
         )
     problem = verify_checkpoint(folder)
     if problem is not None:
