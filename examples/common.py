@@ -196,7 +196,7 @@ def run(
         ref_model=reference,
         peft_config=None if args.eval_only else lora_config(args),
         progress=True,
-        callbacks=[_Report(say)],
+        callbacks=[] if args.eval_only else [_Report(say)],
     ) as trainer:
         if args.eval_only:
             for privileged in (False, True):

@@ -30,7 +30,15 @@ from .config import GRPOConfig
 from .distributed import agree_max, whole_for_generation, zero_stage
 from .encoder import Encoder, load_encoder
 from .first_update import FirstUpdate
-from .guard import EXIT_CODE, Terminated, TerminationGuard, check_folder, output_folder_lock, set_aside
+from .guard import (
+    EXIT_CODE,
+    Terminated,
+    TerminationGuard,
+    check_folder,
+    keep_later_records,
+    output_folder_lock,
+    set_aside,
+)
 from .identity import describe_run
 from .life import evaluation_due, finish_update, is_finished, save_on_the_way_out, save_or_go_on, together
 from .loggers import MetricsLogger
@@ -105,7 +113,7 @@ class GRPOTrainer:
         self.evaluation: dict[str, float] | None = None
         self.evaluation_due = True
         self.saved_step = -1
-        self.resumed = False
+        self.resumed = self.came_from_elsewhere = False
         self.shared_errors: list[BaseException] = []
         self._stepping = False
         self._played = -1
@@ -117,6 +125,8 @@ class GRPOTrainer:
 
         self.policy = make_policy(self.accelerator, model, config, ref_model, peft_config)
         self.scorer, self.optimizer, self.model = self.policy.scorer, self.policy.optimizer, self.policy.model
+        self.description = describe_run(self)
+        rehearse_save(self)
         self.preflight: PreflightReport | None = run_preflight(self)
         self.first: FirstUpdate | None = None
         if self.preflight is not None:
@@ -149,8 +159,6 @@ class GRPOTrainer:
             functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
             gather_object if self.accelerator.num_processes > 1 else None,
         )
-        self.description = describe_run(self)
-        rehearse_save(self)
 
     # ---- the loop
 
@@ -178,8 +186,11 @@ class GRPOTrainer:
                 self.resume(resume_from, allow_changed_config=allow_changed_config)
             if self.step == 0 and not self.resumed:
                 self.evaluation = None
-                if main:
-                    set_aside(self.folder)
+            if main and (self.came_from_elsewhere or (self.step == 0 and not self.resumed)):
+                set_aside(self.folder)
+            elif main and self.resumed:
+                keep_later_records(self.folder, self.step)
+            self.came_from_elsewhere = False
             self.accelerator.wait_for_everyone()
             log = self._logger()
             ended = False
@@ -190,7 +201,7 @@ class GRPOTrainer:
             except Terminated:
                 if self.saved_step != self.step:
                     self.save()
-            except Exception as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
                 save_on_the_way_out(self, error)
                 raise
             finally:
@@ -249,12 +260,13 @@ class GRPOTrainer:
         metrics["time/total_seconds"] = clock.total()
         metrics["rollout/workers_replaced"] = float(self.collector.envs.workers_replaced)
         metrics["rollout/workers_recycled"] = float(self.collector.envs.workers_recycled)
+        self._stepping = True
         if self.snapshot is not None:
             self.snapshot.update(self.model, self.step + 1)
         self.step += 1
-        self._stepping = False
         self.update_metrics, self.evaluation = metrics, None
         self.evaluation_due = evaluation_due(self)
+        self._stepping = False
         return dict(metrics)
 
     @property
@@ -423,6 +435,7 @@ class GRPOTrainer:
             ValueError: it is damaged, or its tokenizer, tasks or options differ from this run's.
         """
         self.resumed = load_run(self, source, allow_changed_config)
+        self._stepping = self._stepping and not self.resumed
 
     # ---- small parts
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import signal
 import tempfile
 import threading
@@ -189,7 +190,25 @@ def set_later_aside(folder: Path, step: int) -> Path | None:
     return target
 
 
+def keep_later_records(folder: Path, step: int) -> None:
+    """Before a run goes on from an older checkpoint: keep its log, and completions of later updates, under a number."""
+    if not any(int(path.name.rpartition("-")[2]) > step for path in list_checkpoints(folder / "checkpoints")):
+        return
+    log, completions = folder / "metrics.jsonl", folder / "completions"
+    if log.is_file():
+        target = unused(log)
+        shutil.copy2(log, target)
+        logger.warning("the log with its lines after update %d is kept as %s", step, target.name)
+    later = [path for path in completions.glob("step-*.txt") if int(path.stem.rpartition("-")[2]) > step]
+    if later:
+        target = unused(completions)
+        target.mkdir()
+        for path in later:
+            path.rename(target / path.name)
+
+
 def unused(folder: Path) -> Path:
+    """The path with the first number that is free."""
     number = 1
     while (target := numbered(folder, number)).exists():
         number += 1

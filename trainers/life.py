@@ -101,7 +101,7 @@ def save_or_go_on(trainer: GRPOTrainer, last: bool) -> None:
     trainer.announce_save(root)
 
 
-def save_on_the_way_out(trainer: GRPOTrainer, error: Exception) -> None:
+def save_on_the_way_out(trainer: GRPOTrainer, error: BaseException) -> None:
     """Before an error ends the run: a checkpoint of the last finished update, unless there is one.
 
     None is written where the weights are not those of a finished update (an optimiser step of the next one was taken,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..credit import list_credits
 from ..credit.align_opsd import ALIGN_PROFILES
+from ..rollout.options import check_options, count, number
 from .optimization import AuxiliaryLoss
 
 SDAR = AuxiliaryLoss("sdar", coef=0.01, beta=5.0)
@@ -51,11 +52,10 @@ class Recipe:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"Recipe: {name} must be one of {known}, got {getattr(self, name)!r}")
-        if self.refresh_every < 1 or not 0 < self.ema_rate <= 1:
-            raise ValueError(
-                "Recipe: refresh_every must be at least 1 and ema_rate lie in (0, 1], "
-                f"got {self.refresh_every} and {self.ema_rate}"
-            )
+        check_options("Recipe", vars(self), {"refresh_every": count(1), "ema_rate": number(0.0, 1.0, above=True)})
+        if self.auxiliary is not None:
+            rules = {"coef": number(), "beta": number(), "policy_weight": number()}
+            check_options("AuxiliaryLoss", vars(self.auxiliary), rules)
 
 
 RECIPES: dict[str, Recipe] = {

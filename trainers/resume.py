@@ -168,7 +168,10 @@ def find_run(root: Path, source: str | bool) -> Path | None:
         return folder
     folder = Path(str(source))
     if not folder.is_dir():
-        raise FileNotFoundError(f"GRPOTrainer.resume: source must be a checkpoint folder, got {folder}")
+        raise FileNotFoundError(
+            f"GRPOTrainer.resume: source must be a checkpoint folder, got {folder}; name one under "
+            "output_dir/checkpoints, or pass True for the newest"
+        )
     problem = verify_checkpoint(folder)
     if problem is not None:
         raise ValueError(f"GRPOTrainer.resume: source must be a whole checkpoint, but in {folder} {problem}")
@@ -245,6 +248,7 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     trainer.note_best()
     same_place = folder.resolve() == checkpoint_folder(trainer.folder / "checkpoints", trainer.step).resolve()
     trainer.saved_step = trainer.step if same_place else -1
+    trainer.came_from_elsewhere = not same_place
     return True
 
 

@@ -205,6 +205,9 @@ def test_one_process_that_fails_ends_the_other(tmp_path):
     assert -9 not in [code for code, _ in results], f"a process had to be killed after {time.monotonic() - began:.0f} s"
     assert "this process fails" in results[1][1]
     assert len(load_trajectories(tmp_path / "failed-update-000002-process-1.jsonl.gz")) == 8
+    # a hook is a place where all stop together, so that they could save the first update
+    assert "another process failed" in results[0][1]
+    assert verify_checkpoint(tmp_path / "checkpoints" / "step-000001") is None
 
 
 def test_sigterm_while_a_lagging_teacher_leaves_keeps_the_policys_weights(monkeypatch):

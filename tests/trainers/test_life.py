@@ -274,6 +274,30 @@ def test_an_error_of_another_process_ends_this_one_where_all_can_save(monkeypatc
     assert shared[1] is own
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_stopping_by_hand_saves_what_was_finished(tmp_path, undisturbed, error):
+    class Stop(TrainerCallback):
+        def on_credit(self, trainer, inputs, credit):
+            if trainer.step == 3:
+                raise error
+
+    with trainer(tmp_path, [Stop()]) as run, pytest.raises(error):
+        run.train()
+    assert checkpoints(tmp_path) == ["step-000003"]
+    assert_goes_on(tmp_path, undisturbed)
+
+
+def test_a_trainer_that_is_refused_leaves_no_process_behind(tmp_path):
+    import multiprocessing
+
+    before = set(multiprocessing.active_children())
+    model = tiny_model()
+    model.generation_config = GenerationConfig(do_sample=False, temperature=0.6)
+    with pytest.raises(ValueError, match="generation_config"):
+        trainer(tmp_path, model=model, num_workers=1)
+    assert set(multiprocessing.active_children()) == before
+
+
 def test_an_upload_that_fails_is_no_failed_checkpoint(tmp_path):
     class Upload(TrainerCallback):
         def on_save(self, trainer, folder):
@@ -319,6 +343,36 @@ def test_a_second_run_into_a_used_folder_sets_everything_aside(tmp_path, caplog)
     assert (tmp_path / "metrics.2.jsonl").exists()
     assert (tmp_path / "completions.2").exists()
     assert "metrics.1.jsonl" in caplog.text
+
+
+def test_going_on_from_an_older_checkpoint_keeps_the_later_log(tmp_path):
+    with trainer(tmp_path, save_steps=1, save_total_limit=9) as run:
+        run.train()
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    late = (tmp_path / "completions" / "step-000004.txt").read_bytes()
+    with trainer(tmp_path, save_steps=1, save_total_limit=9, max_steps=3) as run:
+        run.train(resume_from=str(tmp_path / "checkpoints" / "step-000002"))
+    assert (tmp_path / "metrics.1.jsonl").read_bytes() == whole
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3]
+    assert (tmp_path / "completions.1" / "step-000004.txt").read_bytes() == late
+    assert sorted(os.listdir(tmp_path / "completions")) == [f"step-00000{step}.txt" for step in (1, 2, 3)]
+    with trainer(tmp_path, save_steps=1, save_total_limit=9) as run:
+        run.train(resume_from=True)
+    assert not (tmp_path / "metrics.2.jsonl").exists(), "the newest one leaves nothing behind"
+
+
+def test_going_on_from_another_folder_does_not_mix_with_the_run_in_this_one(tmp_path, undisturbed):
+    with trainer(tmp_path / "first", max_steps=2, save_steps=2) as run:
+        run.train()
+    with trainer(tmp_path / "second", max_steps=3, learning_rate=1e-4) as run:
+        run.train()
+    log = (tmp_path / "second" / "metrics.jsonl").read_bytes()
+    with trainer(tmp_path / "second") as run:
+        run.train(resume_from=str(tmp_path / "first" / "checkpoints" / "step-000002"))
+        assert same(weights(run), undisturbed[1])
+    assert timeless(tmp_path / "second") == timeless(undisturbed[0])[2:]
+    assert (tmp_path / "second" / "metrics.1.jsonl").read_bytes() == log
+    assert checkpoints(tmp_path / "first") == ["step-000002"]
 
 
 def test_a_run_stopped_before_its_first_update_is_continued_and_not_set_aside(tmp_path, monkeypatch):
