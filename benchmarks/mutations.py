@@ -16,26 +16,25 @@ import importlib
 import os
 import re
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import accelerate  # noqa: F401  (imported once, before the forks)
+import torch  # noqa: F401
+import transformers  # noqa: F401
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("credit", "rollout", "trainers", "envs", "examples")
-RUNNER = """
-import sys
-sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
-sys.path[:0] = [sys.argv[1]]
-import importlib
-module = importlib.import_module("turncredit." + sys.argv[2])
-assert module.__file__.startswith(sys.argv[1]), module.__file__
-import pytest
-options = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-rfE", "-m", "not slow"]
-sys.exit(pytest.main([*options, *sys.argv[3:]]))
-"""
+LIMIT = 600.0  # seconds
 
 
 def copy(target: Path, folder: str) -> Path:
@@ -57,20 +56,45 @@ def copy(target: Path, folder: str) -> Path:
 
 
 def run(target: Path, folder: str, tests: tuple[str, ...]) -> str | None:
-    """The first test that fails in the copy, or None."""
-    command = [sys.executable, "-c", RUNNER, str(target), folder, *(f"tests/{name}" for name in tests)]
-    path = os.pathsep.join([str(target), str(target / "tests")])  # for processes that tests start
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    try:
-        done = subprocess.run(command, cwd=target, env=environment, capture_output=True, text=True, timeout=600)
-    except subprocess.TimeoutExpired:
-        return "no end within ten minutes"
-    if done.returncode == 0:
+    """The first test that fails in the copy, or None; in a fork, which has torch and transformers imported already."""
+    log = target / "log"
+    child = os.fork()
+    if child == 0:
+        try:
+            code = _pytest(target, folder, tests, log)
+        except BaseException:
+            traceback.print_exc()
+            code = 99
+        os._exit(code)
+    deadline = time.monotonic() + LIMIT
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "no end within ten minutes"
+        time.sleep(0.05)
+    if os.waitstatus_to_exitcode(ended[1]) == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+    output = log.read_text(errors="replace")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
     if failed is None:
-        raise RuntimeError(f"run: the tests must start in the copy, got\n{done.stdout[-500:]}{done.stderr[-500:]}")
+        raise RuntimeError(f"run: the tests must start in the copy, got\n{output[-1000:]}")
     return re.sub(r"tests/\w+/|\[.*", "", failed[1])
+
+
+def _pytest(target: Path, folder: str, tests: tuple[str, ...], log: Path) -> int:
+    """In the child: the tests on the copy, output to ``log``."""
+    for number in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(target)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(target), str(target / "tests")])  # for processes that tests start
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+    sys.path[:0] = [str(target)]
+    module = importlib.import_module(f"turncredit.{folder}")
+    if not str(module.__file__).startswith(str(target)):
+        raise RuntimeError(f"run: turncredit must come from the copy, got {module.__file__}")
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-rfE", "-m", "not slow"]
+    return int(pytest.main([*options, *(f"tests/{name}" for name in tests)]))
 
 
 def chosen(area: ModuleType, words: list[str]) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
