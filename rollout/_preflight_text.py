@@ -16,7 +16,7 @@ from .types import Message
 _USER = "qvz user text 90125"
 ID_CHECKS = ("pad id", "end-of-sequence id", "vocabulary", "prompt ids")
 """Checks whose refusal means that a forward pass would read beyond the embedding."""
-_TEMPLATE_FIX = "set a chat template that takes the suite's roles and renders contents that are strings"
+TEMPLATE_FIX = "set a chat template that takes the suite's roles and renders contents that are strings"
 UNKNOWN_SHARE = 0.01
 """Share of unknown tokens in a prompt above which there is a warning."""
 
@@ -126,14 +126,14 @@ def _content(message: Mapping[str, Any]) -> str:
 def check_template(tokenizer: Any) -> Check:
     """Whether a user's text is in its prompt."""
     name, messages = "user text in the prompt", [{"role": "user", "content": _USER}]
-    return attempt(name, lambda: _template_check(name, tokenizer, messages), _TEMPLATE_FIX)
+    return attempt(name, lambda: _template_check(name, tokenizer, messages), TEMPLATE_FIX)
 
 
 def _template_check(name: str, tokenizer: Any, messages: Sequence[Message]) -> Check:
     missing = missing_contents(tokenizer, messages)
     if missing:
         got = f"missing: {missing[0]['role']} {_content(missing[0])[:60]!r}"
-        return Check(name, REFUSED, got, "in the rendered prompt", _TEMPLATE_FIX)
+        return Check(name, REFUSED, got, "in the rendered prompt", TEMPLATE_FIX)
     return Check(name, OK, f"{len(messages)} messages", "in the rendered prompt")
 
 
@@ -148,7 +148,7 @@ def check_task(tokenizer: Any, model: Any, suite: TaskSuite, task: Task | None) 
         return [Check(name, SKIPPED, f"messages() of a made-up observation raised {type(error).__name__}")]
     if not any(_USER in _content(message) for message in messages):
         return [Check(name, SKIPPED, "messages() leaves a made-up observation out")]
-    checks = [attempt(name, lambda: _template_check(name, tokenizer, messages), _TEMPLATE_FIX)]
+    checks = [attempt(name, lambda: _template_check(name, tokenizer, messages), TEMPLATE_FIX)]
     if checks[0].status == REFUSED:
         return checks
     ids, rows = render_prompt(tokenizer, messages), embedding_rows(model)

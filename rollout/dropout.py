@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-_SIMPLE = (bool, int, float, type(None))
-
 
 def disable_dropout(model: nn.Module) -> None:
     """Turn off every dropout, modules and attention's own rates alike: a first update's ratio must be 1."""
@@ -23,17 +21,23 @@ def disable_dropout(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def settings_kept(model: nn.Module) -> Iterator[None]:
-    """Inside, numbers of modules and of their configurations may be changed; afterwards they are as they were."""
-    owners: dict[int, Any] = {id(module): module for module in model.modules()}
-    for module in list(owners.values()):
-        config = getattr(module, "config", None)
-        if hasattr(config, "__dict__"):
-            owners[id(config)] = config
-    saved = [(owner, {n: v for n, v in vars(owner).items() if isinstance(v, _SIMPLE)}) for owner in owners.values()]
+    """Inside, attributes of modules and of their configurations may be set; afterwards they are as they were."""
+    owners: dict[int, Any] = {}
+
+    def collect(owner: Any) -> None:
+        if id(owner) in owners:
+            return
+        owners[id(owner)] = owner
+        for value in list(vars(owner).values()):
+            if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+                collect(value)
+
+    for module in model.modules():
+        collect(module)
+    saved = [(owner, dict(vars(owner))) for owner in owners.values()]
     try:
         yield
     finally:
-        for owner, values in saved:
-            for name, value in values.items():
-                if vars(owner).get(name, owner) is not value:
-                    setattr(owner, name, value)
+        for owner, attributes in saved:
+            vars(owner).clear()
+            vars(owner).update(attributes)

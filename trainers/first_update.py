@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..rollout._preflight_model import tolerances
-from ..rollout._preflight_text import UNKNOWN_SHARE, unknown_share
+from ..rollout._preflight_text import TEMPLATE_FIX, UNKNOWN_SHARE, missing_contents, unknown_share
 from .batch import TurnBatch
 
 logger = logging.getLogger(__name__)
@@ -34,9 +34,19 @@ class FirstUpdate:
         self.stepped = False
 
     def check_rollouts(self, tokenizer: Any, batch: TurnBatch) -> None:
-        """Warn where the prompts hold many unknown tokens."""
-        if self.stepped:
+        """Look for the first turn's messages in its prompt, and warn where the prompts hold many unknown tokens.
+
+        Raises:
+            RuntimeError: the template leaves a user's or the system's message out.
+        """
+        if self.stepped or not batch.turns:
             return
+        missing = missing_contents(tokenizer, batch.turns[0].messages)
+        if missing:
+            raise RuntimeError(
+                f"GRPOTrainer: the chat template must show every message, but the first prompt lacks that of the "
+                f"{missing[0]['role']}, {str(missing[0]['content'])[:80]!r}; {TEMPLATE_FIX}"
+            )
         share = unknown_share(tokenizer, batch.prompts)
         if share > UNKNOWN_SHARE:
             logger.warning("%.1f%% of the prompts' tokens are unknown to the tokenizer", 100 * share)

@@ -135,8 +135,8 @@ def test_sampling_that_disagrees_with_scoring_is_refused():
 
     model.model.norm.register_forward_hook(with_cache)  # one token at a time happens with a cache only
     report = run(PolicyScorer(model))
-    assert "sampled against scored" in {check.name for check in report.having("refused")}
-    assert report["padded against alone"].status == "ok"
+    # a sampler that looks for this itself refuses to sample
+    assert {"sampled against scored", "sampling"} & {check.name for check in report.having("refused")}
 
 
 class Jitter(PolicyScorer):

@@ -260,6 +260,42 @@ def test_later_updates_may_drift(tmp_path):
         assert run.train_step()["train/log_ratio_abs"] > 1e-3
 
 
+class Picky(type(SUITE)):
+    """A suite that words real observations only, so that nothing can be said before the first rollout."""
+
+    def messages(self, task, history, observation):
+        if "door" not in observation.text:
+            raise ValueError(observation.text)
+        return [{"role": "system", "content": "say"}, *super().messages(task, history, observation)]
+
+
+def test_a_message_that_the_template_leaves_out_of_a_real_prompt_stops_the_run(tmp_path):
+    tokenizer = tiny_tokenizer()
+    with_system = tokenizer.chat_template
+    settings = config(tmp_path, credit="grpo", save_steps=0, eval_steps=0)
+    suite = Picky(num_tasks=8, lenient=True)
+    tokenizer.chat_template = with_system.replace("for m in messages", "for m in messages if m.role != 'system'")
+    with GRPOTrainer(tiny_model(), tokenizer, suite, settings) as run:
+        assert run.preflight["task text in the prompt"].status == "skipped"
+        with pytest.raises(RuntimeError, match="first prompt lacks that of the system, 'say'"):
+            run.train_step()
+    tokenizer.chat_template = with_system
+    with GRPOTrainer(tiny_model(), tokenizer, suite, settings) as run:
+        run.train_step()
+
+
+def test_many_unknown_tokens_are_a_warning(tmp_path, caplog):
+    class Foreign(type(SUITE)):
+        def messages(self, task, history, observation):
+            return [{"role": "user", "content": f"{observation.text} quartz"}]
+
+    settings = config(tmp_path, credit="grpo", save_steps=0, eval_steps=0)
+    suite = Foreign(num_tasks=8, lenient=True)
+    with GRPOTrainer(tiny_model(), tiny_tokenizer(), suite, settings) as run:
+        run.train_step()
+    assert "% of the prompts' tokens are unknown to the tokenizer" in caplog.text
+
+
 # ---- precision
 
 
