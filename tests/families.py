@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ SIZES: dict[str, Any] = {
 """What makes a configuration tiny, whatever its family calls it."""
 
 OPTIONAL = ("sliding_window", "q_lora_rank", "unpadded_vocab_size", "qk_head_dim")
+CHANCE = re.compile("drop|jitter")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks")
 SPECIAL: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"num_hidden_layers": 4, "layer_group_size": 2},
@@ -132,17 +134,20 @@ SPECIAL: dict[str, dict[str, Any]] = {
 """Settings by model type, where sizes alone do not make a working model."""
 
 
-def shrunk(config: Any, special: dict[str, Any], keep_lists: bool = True) -> dict[str, Any]:
+def shrunk(config: Any, special: dict[str, Any], keep_lists: bool = True, chance: float = 0.0) -> dict[str, Any]:
     """Arguments that make a configuration like this one, tiny.
 
-    Lists with one entry per layer are cut to one layer of each kind, so that hybrids keep all their kinds.
+    Lists with one entry per layer are cut to one layer of each kind, so that hybrids keep all their kinds. With `chance`
+    all rates of dropout, layerdrop and jitter are set to it.
     """
     arguments: dict[str, Any] = {}
     depth = next((getattr(config, name) for name in LAYERS if isinstance(getattr(config, name, None), int)), 0)
     by_layer = {}
     for name, value in vars(config).items():
         if isinstance(value, transformers.PreTrainedConfig):
-            arguments[name] = shrunk(value, {}, keep_lists)
+            arguments[name] = shrunk(value, {}, keep_lists, chance)
+        elif chance and isinstance(value, float) and CHANCE.search(name):
+            arguments[name] = chance
         elif name in SIZES and not (value is None and name in OPTIONAL):
             arguments[name] = SIZES[name]
         elif name == "rope_parameters" and isinstance(value, dict) and "mrope_section" in value:
@@ -159,7 +164,7 @@ def shrunk(config: Any, special: dict[str, Any], keep_lists: bool = True) -> dic
     return {**arguments, **special}
 
 
-def make_config(model_type: str, class_name: str, keep_lists: bool = True, **changes: Any) -> Any:
+def make_config(model_type: str, class_name: str, keep_lists: bool = True, chance: float = 0.0, **changes: Any) -> Any:
     """The tiny configuration that a class takes; that of its text half, where a mapping names a whole model's."""
     kind = CONFIG_MAPPING[model_type]
     wanted = getattr(transformers, class_name).config_class
@@ -167,7 +172,7 @@ def make_config(model_type: str, class_name: str, keep_lists: bool = True, **cha
     if wanted is not None and not isinstance(default, wanted):
         kind, default = wanted, wanted()
     special = {**SPECIAL.get(kind.model_type, {}), **SPECIAL.get(model_type, {}), **changes}
-    return kind(**shrunk(default, special, keep_lists))
+    return kind(**shrunk(default, special, keep_lists, chance))
 
 
 def scramble(model: nn.Module, seed: int = 0) -> None:

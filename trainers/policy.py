@@ -13,6 +13,7 @@ from torch import nn
 
 from ..rollout.scoring import PolicyScorer
 from .config import GRPOConfig
+from .determinism import make_deterministic
 from .distributed import (
     configure_deepspeed,
     gathered,
@@ -69,11 +70,11 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
     """
     check_accelerator(accelerator)
     configure_deepspeed(accelerator, config.max_grad_norm)
-    disable_dropout(model)
+    make_deterministic(model)
     initial = weights_digest(model)
     if peft_config is not None:
         model = add_adapter(model, peft_config)
-        disable_dropout(model)
+        make_deterministic(model)
     adapted = hasattr(model, "disable_adapter")
     frozen = None
     if config.beta > 0 and (ref_model is not None or not adapted):
@@ -157,16 +158,6 @@ def add_adapter(model: Any, peft_config: Any) -> Any:
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         model.enable_input_require_grads()
     return get_peft_model(model, peft_config)
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Turn off every dropout, modules and attention's own rates alike: a first update's ratio must be 1."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
 
 
 @torch.no_grad()
