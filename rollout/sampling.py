@@ -219,29 +219,38 @@ class Sampler:
             ValueError: ``generate`` follows another distribution than the model's forward, whatever the batch.
         """
         if self._equal_lengths is None:
-            self._equal_lengths = False
-            self._equal_lengths = self._try_out()
+            self._equal_lengths = False  # for the trial
+            was_training = self.model.training
+            self.model.eval()
+            try:
+                self._equal_lengths = self._try_out()
+            finally:
+                self.model.train(was_training)
         return self._equal_lengths
 
     @torch.no_grad()
     def _try_out(self) -> bool:
         special = {*self.tokenizer.all_special_ids, *self.eos_token_ids}
         prompt = [i for i in range(self.model.get_input_embeddings().num_embeddings) if i not in special][:8]
-        config = SamplingConfig(temperature=0.0, max_completion_length=3)
-        alone = self.sample([prompt[:3]], config, [("alone",)])[0]
-        beside = self.sample([prompt[:3], prompt], config, [("alone",), ("beside",)])[0]
-        device = self.model.get_input_embeddings().weight.device
-        whole = self.model(input_ids=torch.tensor([[*prompt[:3], *alone.ids]], device=device)).logits[0, 2:-1]
-        known = whole.float().log_softmax(-1).gather(-1, torch.tensor(alone.ids, device=device)[:, None]).flatten()
-        rounded = self.model.dtype != torch.float32 or torch.is_autocast_enabled(device.type)
-        apart = max(abs(a - b) for a, b in zip(alone.logprobs, known.tolist(), strict=True))
+        config = SamplingConfig(temperature=0.0, max_completion_length=8)
+        alone, long = (self.sample([ids], config, [("trial",)])[0] for ids in (prompt[:3], prompt))
+        beside = self.sample([prompt[:3], prompt], config, [("trial",), ("trial",)])[0]
+        rounded = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
+        apart = max(self._apart(prompt[:3], alone), self._apart(prompt, long))
         if apart > (0.5 if rounded else 0.02):
             raise ValueError(
-                f"Sampler: model must sample in generate() what its forward scores, got {type(self.model).__name__} with "
-                f"log-probs {apart:.2g} nats apart; take a model of another class"
+                f"Sampler: model must sample in generate() what its forward scores, got {type(self.model).__name__}, "
+                f"whose log-probs are {apart:.2g} nats apart; take a model of another class"
             )
         # after a tie another token is as good, so the log-probs decide and not the ids
         return max(abs(a - b) for a, b in zip(alone.logprobs, beside.logprobs)) > (0.1 if rounded else 2e-3)  # noqa: B905
+
+    def _apart(self, prompt: Sequence[int], sample: Sample) -> float:
+        """The largest difference between a sample's log-probs and those of the model's forward, in nats."""
+        ids = torch.tensor([[*prompt, *sample.ids]], device=self.model.get_input_embeddings().weight.device)
+        scores = self.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        scores = scores.gather(-1, ids[0, len(prompt) :, None]).flatten()
+        return max(abs(a - b) for a, b in zip(scores.tolist(), sample.logprobs, strict=True))
 
     @torch.no_grad()
     def sample(
@@ -319,8 +328,8 @@ class Sampler:
             self.model.train(was_training)
         if not sampler.logprobs:
             raise ValueError(
-                f"Sampler: model must generate text with transformers' own generate(), got {type(self.model).__name__}, "
-                "which has another; take a model of another class"
+                f"Sampler: model must use transformers' own generate(), got {type(self.model).__name__}, which has "
+                "another; take a model of another class"
             )
         sampled = output[:, width:].tolist()
         logprobs = torch.stack(sampler.logprobs, dim=1).tolist()

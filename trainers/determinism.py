@@ -27,8 +27,8 @@ def make_deterministic(model: nn.Module) -> list[str]:
         model: any model; call it again after an adapter was added.
 
     Returns:
-        What could not be set, as ``"path.name=value"``: rates that are no plain numbers. Usually empty; whether anything
-        else is left, only a comparison of scores in both modes can tell.
+        What could not be set, as ``"path.name=value"``: rates that are no plain numbers. Usually empty; whether
+        anything else is left, only a comparison of scores in both modes can tell.
     """
     left = []
     seen: set[int] = set()
