@@ -14,7 +14,7 @@ from ..envs import Task, TaskSuite
 from ._preflight_model import Rows, make_prompts, make_rows, model_checks, precision_of, tokens_needed, undisturbed
 from ._preflight_report import OK, REFUSED, SKIPPED, WARNING, Check, PreflightReport, attempt
 from ._preflight_text import ID_CHECKS, text_checks
-from .dropout import disable_dropout, settings_kept
+from .determinism import make_deterministic, settings_kept
 from .limits import model_positions
 from .prompts import check_tokenizer
 from .sampling import SamplingConfig
@@ -102,7 +102,7 @@ def preflight(
         return torch.autocast(kind, torch.bfloat16, enabled=mixed_precision == "bf16")
 
     with undisturbed(model), settings_kept(model):  # a scorer sets the mode of every module
-        disable_dropout(model)
+        make_deterministic(model)
         parts = RunParts(
             PolicyScorer(model),
             tokenizer,

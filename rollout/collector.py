@@ -14,7 +14,7 @@ from ..envs.vector import VectorEnv
 from .chat import check_chat_template
 from .limits import model_positions
 from .prompts import check_tokenizer
-from .sampling import Sample, Sampler, SamplingConfig
+from .sampling import Sample, Sampler, SamplingConfig, batches_of
 from .scoring import Agree
 from .stops import stop_token_ids
 from .suite_calls import parsed_response, privileged_text, turn_chat, turn_messages
@@ -285,21 +285,20 @@ class RolloutCollector:
         batch_size: int | None = None,
     ) -> list[Sample]:
         """Responses to any number of prompts, `batch_size` at a time (see `Sampler.sample`), in step where needed."""
-        size = batch_size or max(len(prompts), 1)
-        calls = -(-len(prompts) // size)
-        samples: list[Sample] = []
-        for number in range(calls if self.agree is None else self.agree([calls])[0]):
-            part = slice(number * size, (number + 1) * size)
-            idle = number >= calls
+        budgets = [sampling.max_completion_length] * len(prompts) if budgets is None else budgets
+        plan = batches_of([len(p) for p in prompts], batch_size or max(len(prompts), 1), self.sampler.equal_lengths)
+        samples: dict[int, Sample] = {}
+        for number in range(len(plan) if self.agree is None else self.agree([len(plan)])[0]):
+            rows = plan[number] if number < len(plan) else []
             answers = self.sampler.sample(
-                [(self.tokenizer.pad_token_id,)] if idle else prompts[part],
+                [prompts[row] for row in rows] or [(self.tokenizer.pad_token_id,)],
                 sampling,
-                [("idle",)] if idle else seeds[part],
-                budgets=[1] if idle else None if budgets is None else budgets[part],
+                [seeds[row] for row in rows] or [("idle",)],
+                budgets=[budgets[row] for row in rows] or [1],
                 synced_gpus=self.agree is not None,
             )
-            samples += [] if idle else answers
-        return samples
+            samples |= dict(zip(rows, answers, strict=bool(rows)))
+        return [samples[row] for row in range(len(prompts))]
 
     def response_text(self, sample: Sample) -> str:
         """The response's text without its closing end-of-sequence token."""

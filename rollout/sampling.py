@@ -70,6 +70,14 @@ def response_uniforms(seed_parts: Sequence[int | str], length: int) -> np.ndarra
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little"))).random(length)
 
 
+def batches_of(lengths: Sequence[int], size: int, equal_lengths: bool) -> list[list[int]]:
+    """Indices of prompts in batches of at most `size`, in order; with `equal_lengths`, of one length each."""
+    rows: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        rows.setdefault(length if equal_lengths else 0, []).append(row)
+    return [group[start : start + size] for group in rows.values() for start in range(0, len(group), size)]
+
+
 class _InverseCdfSampler(LogitsProcessor):
     """Picks each row's token from its own uniforms and leaves only that token possible, so that greedy decoding takes
     it; a row's tokens then depend on its own seed and prompt, not on who shares the batch."""
@@ -172,6 +180,8 @@ class Sampler:
         tokenizer: its tokenizer, with a padding token.
         stop_strings: a response ends right after the token that completes one of these; a plain string is one.
         eos_token_ids: end-of-sequence ids; None takes those of the tokenizer and of the model's generation config.
+        equal_lengths: whether prompts of different lengths must not share a batch, because the model takes the padding
+            to the left of a shorter one for text (many recurrent families do); None tries it out once.
     """
 
     def __init__(
@@ -181,8 +191,10 @@ class Sampler:
         *,
         stop_strings: Sequence[str] | str = (),
         eos_token_ids: Sequence[int] | None = None,
+        equal_lengths: bool | None = None,
     ):
         self.model = model
+        self._equal_lengths = equal_lengths
         self.tokenizer = tokenizer
         self.stop_strings = check_stop_strings(stop_strings, "Sampler")
         if eos_token_ids is None:
@@ -196,6 +208,47 @@ class Sampler:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens included, nothing tidied up."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    @property
+    def equal_lengths(self) -> bool:
+        """Whether prompts of different lengths must not share a batch; tried out at first use.
+
+        Raises:
+            ValueError: ``generate`` follows another distribution than the model's forward, whatever the batch.
+        """
+        if self._equal_lengths is None:
+            self._equal_lengths = False  # for the trial
+            was_training = self.model.training
+            self.model.eval()
+            try:
+                self._equal_lengths = self._try_out()
+            finally:
+                self.model.train(was_training)
+        return self._equal_lengths
+
+    @torch.no_grad()
+    def _try_out(self) -> bool:
+        special = {*self.tokenizer.all_special_ids, *self.eos_token_ids}
+        prompt = [i for i in range(embedding_rows(self.model)) if i not in special][:8]
+        config = SamplingConfig(temperature=0.0, max_completion_length=8)
+        alone, long = (self.sample([ids], config, [("trial",)])[0] for ids in (prompt[:3], prompt))
+        beside = self.sample([prompt[:3], prompt], config, [("trial",), ("trial",)])[0]
+        rounded = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
+        apart = max(self._apart(prompt[:3], alone), self._apart(prompt, long))
+        if apart > (0.5 if rounded else 0.02):
+            raise ValueError(
+                f"Sampler: model must sample in generate() what its forward scores, got {type(self.model).__name__}, "
+                f"whose log-probs are {apart:.2g} nats apart; take a model of another class"
+            )
+        # after a tie another token is as good, so the log-probs decide and not the ids
+        return max(abs(a - b) for a, b in zip(alone.logprobs, beside.logprobs)) > (0.1 if rounded else 2e-3)  # noqa: B905
+
+    def _apart(self, prompt: Sequence[int], sample: Sample) -> float:
+        """The largest difference between a sample's log-probs and those of the model's forward, in nats."""
+        ids = torch.tensor([[*prompt, *sample.ids]], device=self.model.get_input_embeddings().weight.device)
+        scores = self.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        scores = scores.gather(-1, ids[0, len(prompt) :, None]).flatten()
+        return max(abs(a - b) for a, b in zip(scores.tolist(), sample.logprobs, strict=True))
 
     @torch.no_grad()
     def sample(
@@ -214,7 +267,8 @@ class Sampler:
             config: temperature, top-p, top-k and the response budget.
             seeds: B tuples; response b is a pure function of its prompt, the weights and ``seeds[b]``.
             budgets: B response budgets, or None for ``config.max_completion_length`` each.
-            synced_gpus: every rank of a ZeRO-3 run keeps calling the model until all are done.
+            synced_gpus: every rank of a ZeRO-3 run keeps calling the model until all are done; all ranks must then make
+                equally many calls, so prompts are grouped beforehand (`batches_of`) where lengths must be equal.
 
         Raises:
             ValueError: the numbers of prompts, seeds and budgets differ, or a prompt is empty.
@@ -228,6 +282,13 @@ class Sampler:
             return []
         if min(len(prompt) for prompt in prompts) == 0:
             raise ValueError("Sampler.sample: prompts must not be empty; render them with the chat template")
+        if len({len(prompt) for prompt in prompts}) > 1 and self.equal_lengths:
+            samples: dict[int, Sample] = {}
+            for rows in batches_of([len(prompt) for prompt in prompts], len(prompts), True):
+                part = ([prompts[row] for row in rows], config, [seeds[row] for row in rows])
+                answers = self.sample(*part, budgets=[budgets[row] for row in rows], synced_gpus=synced_gpus)
+                samples |= dict(zip(rows, answers, strict=True))
+            return [samples[row] for row in range(len(prompts))]
         device = self.model.get_input_embeddings().weight.device
         width, length = max(len(prompt) for prompt in prompts), max(budgets)
         ids = torch.full((len(prompts), width), self.tokenizer.pad_token_id, dtype=torch.long)
@@ -263,10 +324,15 @@ class Sampler:
                 )
         finally:
             self.model.train(was_training)
+        if not sampler.logprobs:
+            raise ValueError(
+                f"Sampler: model must use transformers' own generate(), got {type(self.model).__name__}, which has "
+                "another; take a model of another class"
+            )
         sampled = output[:, width:].tolist()
         logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
-        samples = []
+        finished = []
         for row, end in enumerate(watch.ends):
             stop, reason = end if end is not None else (budgets[row], StopReason.LENGTH)
-            samples.append(Sample(tuple(sampled[row][:stop]), tuple(logprobs[row][:stop]), reason))
-        return samples
+            finished.append(Sample(tuple(sampled[row][:stop]), tuple(logprobs[row][:stop]), reason))
+        return finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers.models.auto.modeling_auto import (
 
 CAUSAL: dict[str, str] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 WRAPPERS = {name: kind for name, kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items() if name not in CAUSAL}
+KINDS = {**CAUSAL, **WRAPPERS}
 """Class names by model type: language models, and image-and-text models, whose text half is run alone."""
 
 VOCABULARY = 64
@@ -82,8 +84,12 @@ SIZES: dict[str, Any] = {
 """What makes a configuration tiny, whatever its family calls it."""
 
 OPTIONAL = ("sliding_window", "q_lora_rank", "unpadded_vocab_size", "qk_head_dim")
+CHANCE = re.compile("drop|jitter")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks")
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
 SPECIAL: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "paddleocr_vl_text"), ROPE),
+    **dict.fromkeys(("glm4v_text", "glm4v_moe_text", "glm46v_text", "glm_ocr_text"), ROPE),
     "bailing_hybrid": {"num_hidden_layers": 4, "layer_group_size": 2},
     "bamba": {"num_hidden_layers": 3, "attn_layer_indices": [1]},
     "cohere_compass_text": {
@@ -132,17 +138,20 @@ SPECIAL: dict[str, dict[str, Any]] = {
 """Settings by model type, where sizes alone do not make a working model."""
 
 
-def shrunk(config: Any, special: dict[str, Any], keep_lists: bool = True) -> dict[str, Any]:
+def shrunk(config: Any, special: dict[str, Any], keep_lists: bool = True, chance: float = 0.0) -> dict[str, Any]:
     """Arguments that make a configuration like this one, tiny.
 
-    Lists with one entry per layer are cut to one layer of each kind, so that hybrids keep all their kinds.
+    Lists with one entry per layer are cut to one layer of each kind, so that hybrids keep all their kinds. With
+    `chance`, all rates of dropout, layerdrop and jitter are set to it.
     """
     arguments: dict[str, Any] = {}
     depth = next((getattr(config, name) for name in LAYERS if isinstance(getattr(config, name, None), int)), 0)
     by_layer = {}
     for name, value in vars(config).items():
         if isinstance(value, transformers.PreTrainedConfig):
-            arguments[name] = shrunk(value, {}, keep_lists)
+            arguments[name] = shrunk(value, SPECIAL.get(value.model_type, {}), keep_lists, chance)
+        elif chance and isinstance(value, float) and CHANCE.search(name):
+            arguments[name] = chance
         elif name in SIZES and not (value is None and name in OPTIONAL):
             arguments[name] = SIZES[name]
         elif name == "rope_parameters" and isinstance(value, dict) and "mrope_section" in value:
@@ -159,7 +168,7 @@ def shrunk(config: Any, special: dict[str, Any], keep_lists: bool = True) -> dic
     return {**arguments, **special}
 
 
-def make_config(model_type: str, class_name: str, keep_lists: bool = True, **changes: Any) -> Any:
+def make_config(model_type: str, class_name: str, keep_lists: bool = True, chance: float = 0.0, **changes: Any) -> Any:
     """The tiny configuration that a class takes; that of its text half, where a mapping names a whole model's."""
     kind = CONFIG_MAPPING[model_type]
     wanted = getattr(transformers, class_name).config_class
@@ -167,7 +176,7 @@ def make_config(model_type: str, class_name: str, keep_lists: bool = True, **cha
     if wanted is not None and not isinstance(default, wanted):
         kind, default = wanted, wanted()
     special = {**SPECIAL.get(kind.model_type, {}), **SPECIAL.get(model_type, {}), **changes}
-    return kind(**shrunk(default, special, keep_lists))
+    return kind(**shrunk(default, special, keep_lists, chance))
 
 
 def scramble(model: nn.Module, seed: int = 0) -> None:

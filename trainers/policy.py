@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType
 from torch import nn
 
 from ..rollout._preflight import HALF_PRECISION, NOTHING_TRAINABLE
-from ..rollout.dropout import disable_dropout
+from ..rollout.determinism import make_deterministic
 from ..rollout.scoring import PolicyScorer
 from .config import GRPOConfig
 from .distributed import (
@@ -71,13 +71,13 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
     check_accelerator(accelerator)
     check_adapters(model, peft_config)
     configure_deepspeed(accelerator, config.max_grad_norm)
-    disable_dropout(model)
+    make_deterministic(model)
     initial = weights_digest(model)
     if ref_model is not None:
         check_reference(model, ref_model)
     if peft_config is not None:
         model = add_adapter(model, peft_config)
-        disable_dropout(model)
+        make_deterministic(model)
     make_precise(accelerator, model)
     adapted = hasattr(model, "disable_adapter")
     neutral = adapted and adapter_is_neutral(model)

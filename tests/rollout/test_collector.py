@@ -18,6 +18,8 @@ def collector(model=None, suite=None, **options):
 class Scripted:
     """A sampler that says what it is told: responses by (task id, rollout, turn), as token ids."""
 
+    equal_lengths = False
+
     def __init__(self, script):
         self.script, self.batches = script, []
         self.decode = lambda ids: TOKENIZER.decode(list(ids), skip_special_tokens=False)

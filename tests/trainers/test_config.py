@@ -24,7 +24,11 @@ NONE = {name for name, rule in _RULES.items() if rule.none}
 
 def test_every_option_has_a_rule():
     assert {field.name for field in fields(GRPOConfig)} == {
-        *_RULES, "sampling", "credit_options", "chat_template_kwargs", "report_to"
+        *_RULES,
+        "sampling",
+        "credit_options",
+        "chat_template_kwargs",
+        "report_to",
     }
 
 
