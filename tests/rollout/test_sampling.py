@@ -140,3 +140,34 @@ def test_bad_arguments_are_named(sampler):
     with pytest.raises(ValueError, match="budgets must be 1 positive"):
         sampler.sample(PROMPTS[:1], SamplingConfig(), seeds(1), budgets=[0])
     assert sampler.sample([], SamplingConfig(), []) == []
+
+
+def test_a_model_that_takes_padding_for_text_gets_prompts_of_equal_lengths_only():
+    from families import build
+    from family_checks import UNEQUAL, tokenizer
+
+    model = build("recurrent_gemma", "RecurrentGemmaForCausalLM")
+    config = SamplingConfig(max_completion_length=5)
+    widths = []
+    model.model.register_forward_pre_hook(
+        lambda module, arguments, options: widths.append(options["input_ids"].shape), with_kwargs=True
+    )
+    made = Sampler(model, tokenizer(), eos_token_ids=())
+    assert made.equal_lengths
+    widths.clear()
+    prompts = [*UNEQUAL, UNEQUAL[0]]
+    samples = made.sample(prompts, config, seeds(3), budgets=[5, 4, 3])
+    assert [len(s.ids) for s in samples] == [5, 4, 3]
+    assert {tuple(shape) for shape in widths if shape[1] > 1} == {(2, 3), (1, 12)}
+    scores = score_responses(PolicyScorer(model), prompts, [s.ids for s in samples], pad_token_id=0)
+    for row, sample in enumerate(samples):
+        assert scores.logprobs[row, : len(sample.ids)].tolist() == pytest.approx(sample.logprobs, abs=1e-4)
+    assert not Sampler(tiny_model(), TOKENIZER).equal_lengths
+
+
+def test_batches_are_in_order_and_of_one_length_where_needed():
+    from turncredit.rollout.sampling import batches_of
+
+    assert batches_of([3, 5, 3, 3, 5], 2, False) == [[0, 1], [2, 3], [4]]
+    assert batches_of([3, 5, 3, 3, 5], 2, True) == [[0, 2], [3], [1, 4]]
+    assert batches_of([], 2, True) == []
