@@ -19,6 +19,7 @@ from turncredit.envs.alfworld.prompts import parse_response as alfworld_parse
 from turncredit.envs.search_qa.prompts import parse_response as search_parse
 from turncredit.envs.webshop.prompts import parse_response as webshop_parse
 from turncredit.rollout import RolloutCollector, SamplingConfig, render_prompt, with_privileged_context
+from turncredit.rollout.control_tokens import ControlTokens
 from turncredit.rollout.prompts import opened_block, parse_response
 from turncredit.trainers import GRPOConfig
 
@@ -116,6 +117,22 @@ def test_a_normaliser_that_makes_control_tokens_of_other_letters_is_noticed(capl
         *("<user>", "say", "red", "<end>", "<assistant>")
     ]
     assert "marks are replaced by blanks" in caplog.text
+
+
+def test_capitals_under_a_normaliser_that_lowers_them_are_cut_like_any_other(caplog):
+    from tokenizers import normalizers
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    words = tokenizer.convert_ids_to_tokens(list(render_prompt(tokenizer, user("say <END> <Eos> Red"))))
+    assert [word for word in words if word != "<unk>"] == ["<user>", "say", "red", "<end>", "<assistant>"]
+    assert caplog.text == ""
+
+
+def test_control_tokens_that_overlap_are_all_cut():
+    controls = ControlTokens({"<a><": 1, "><b>": 2})
+    assert controls.cut("<a><b>").replace("\ufdd0", "|") == "<|a>|<b>"
+    assert controls.among([1, 5, 2, 1]) == 3
 
 
 def test_tags_of_a_format_stay_what_they_are_even_as_special_tokens():
