@@ -11,15 +11,17 @@ from reference import agent_opsd, step_opsd
 from reference_align import align_opsd as naive_align
 from reference_align import eligibility, rectify, select
 from reference_update import (
+    ReferenceRun,
     assert_equal_weights,
     give_grpo_credit,
     give_shaped_credit,
     residuals,
     rewards_and_groups,
+    rollouts,
     score,
 )
 from tiny import tiny_model, tiny_tokenizer
-from update_cases import SUITE, TOKENIZER, Angles, config, play
+from update_cases import SUITE, TOKENIZER, Angles, config, play, run_updates
 
 from turncredit.envs import ParsedResponse
 from turncredit.rollout import render_prompt, with_privileged_context
@@ -162,9 +164,18 @@ def test_align_distill_distils_the_rectified_scores(tmp_path):
             row.teacher = torch.tensor(values[: len(row.response)])
             rectified.append(float((row.teacher - own).abs().max()))
 
-    settings = config(tmp_path, credit="align_distill")
-    assert_equal_weights(settings, credit, ("sdar", 0.01, 0.0, 0.0), answers=answers_of, encoder=Angles())
+    options = {"answers": answers_of, "encoder": Angles()}
+    assert_equal_weights(config(tmp_path, credit="align_distill"), credit, ("sdar", 0.01, 0.0, 0.0), **options)
     assert max(rectified) > 0.1
+    # the gradient of this term does not depend on the teacher, so the weights say nothing about it: its value does
+    settings = config(tmp_path / "one step", credit="align_distill", num_iterations=1, num_minibatches=1)
+    (played,), model = rollouts(1), tiny_model()
+    (metrics,) = run_updates(tiny_model(), settings, [played], **options)
+    total, tokens = 0.0, 0
+    for row in ReferenceRun(model, settings, credit).prepare(played, 0):
+        now, _ = score(model, row.prompt, row.response, 0.7)
+        total, tokens = total + float((row.teacher - now).sum()) / 2, tokens + len(now)
+    assert metrics["train/auxiliary_loss"] == pytest.approx(0.01 * total / tokens, rel=1e-4)
 
 
 def test_align_opsd_with_its_auxiliary_loss(tmp_path):
