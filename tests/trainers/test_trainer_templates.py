@@ -84,7 +84,7 @@ def test_resuming_with_other_template_variables_is_named(tmp_path):
         run.train()
     with (
         trainer(tmp_path, max_steps=2, chat_template_kwargs={"enable_thinking": False}) as run,
-        pytest.raises(ValueError, match="chat_template_kwargs.enable_thinking: absent -> False"),
+        pytest.raises(ValueError, match=r"chat_template_kwargs\.enable_thinking: absent -> False"),
     ):
         run.train(resume_from=True)
 

@@ -7,7 +7,7 @@ import torch
 from families import KINDS, build
 from torch import nn
 
-from turncredit.trainers.determinism import make_deterministic
+from turncredit.rollout.determinism import make_deterministic
 
 IDS = torch.arange(3, 15).reshape(2, 6)
 
