@@ -226,7 +226,11 @@ def _decoder_places(base: Any) -> list[tuple[str, ...]]:
             if not path or module in owners:
                 continue
             places.update(path[:length] for length in range(1, len(path) + 1))
-            if isinstance(module, nn.Module) and hasattr(module, "get_decoder") and any(m is head for m in module.modules()):
+            if (
+                isinstance(module, nn.Module)
+                and hasattr(module, "get_decoder")
+                and any(m is head for m in module.modules())
+            ):
                 owners.append(module)  # a wrapper around a whole language model
     return sorted((p for p in places if not any(m is head for m in _at(base, p).modules())), key=len)
 

@@ -115,9 +115,10 @@ def run_preflight(trainer: GRPOTrainer) -> PreflightReport | None:
         logger.warning("preflight is off: nothing says that sampling, scoring and training agree")
         return None
     sharded = zero_stage(accelerator) == 3
+    scorer: Any = accelerator.unwrap_model(policy.scorer)
     report = preflight_run(
         RunParts(
-            scorer=accelerator.unwrap_model(policy.scorer),
+            scorer=scorer,
             tokenizer=trainer.tokenizer,
             suite=trainer.suite,
             sampling=config.sampling,
