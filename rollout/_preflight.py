@@ -11,9 +11,18 @@ from typing import Any
 import torch
 
 from ..envs import Task, TaskSuite
-from ._preflight_model import Rows, make_prompts, make_rows, model_checks, precision_of, tokens_needed, undisturbed
+from ._preflight_model import (
+    Rows,
+    make_prompts,
+    make_rows,
+    model_checks,
+    precision_of,
+    tokens_needed,
+    undisturbed,
+    unsampled_rows,
+)
 from ._preflight_report import OK, REFUSED, SKIPPED, WARNING, Check, PreflightReport, attempt
-from ._preflight_text import ID_CHECKS, text_checks
+from ._preflight_text import ID_CHECKS, TEMPLATE_FIX, text_checks
 from .dropout import disable_dropout, settings_kept
 from .limits import model_positions
 from .prompts import check_tokenizer
@@ -144,21 +153,29 @@ def preflight_run(parts: RunParts) -> PreflightReport:
 
 
 def _rows(parts: RunParts, bad_ids: bool) -> tuple[Rows | None, Check | None]:
-    """Rows to run, or the check that says why there are none."""
-    model, made = parts.scorer.model, []
+    """Rows to run, and the check that says why there are none, or none that were sampled."""
+    model = parts.scorer.model
+    if bad_ids:
+        return None, Check("forward passes", SKIPPED, "ids outside the embedding")
+    prompts: list[tuple[int, ...]] = []
+    made: list[Rows] = []
 
-    def make() -> Check:
-        if bad_ids:
-            return Check("forward passes", SKIPPED, "ids outside the embedding")
-        prompts = make_prompts(parts.tokenizer)
-        positions, needed = model_positions(model), tokens_needed(prompts)
-        if positions is not None and needed > positions.limit:
-            return Check("forward passes", SKIPPED, f"rows of {needed} tokens", f"at most {positions.limit}")
+    def render() -> Check:
+        prompts.extend(make_prompts(parts.tokenizer))
+        return Check("prompts", OK, "")
+
+    def sample() -> Check:
         made.append(make_rows(model, parts.tokenizer, prompts, parts.sampling, parts.agree is not None))
         return Check("sampling", OK, "")
 
-    check = attempt("sampling", make, _FAMILY)
-    return (made[0], None) if made else (None, check)
+    rendered = attempt("prompts", render, TEMPLATE_FIX)
+    if not prompts:
+        return None, rendered
+    positions, needed = model_positions(model), tokens_needed(prompts)
+    if positions is not None and needed > positions.limit:
+        return None, Check("forward passes", SKIPPED, f"rows of {needed} tokens", f"at most {positions.limit}")
+    sampled = attempt("sampling", sample, _FAMILY)
+    return (made[0], None) if made else (unsampled_rows(prompts), sampled)
 
 
 def _reference(parts: RunParts, rows: Rows) -> Check:
