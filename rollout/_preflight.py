@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..envs import Task, TaskSuite
-from ._preflight_model import Rows, make_prompts, make_rows, model_checks, precision_of, tokens_needed, undisturbed
+from ._preflight_model import (
+    Rows,
+    make_prompts,
+    make_rows,
+    model_checks,
+    precision_of,
+    tokens_needed,
+    undisturbed,
+    unsampled_rows,
+)
 from ._preflight_report import OK, REFUSED, SKIPPED, WARNING, Check, PreflightReport, attempt
-from ._preflight_text import ID_CHECKS, text_checks
+from ._preflight_text import ID_CHECKS, TEMPLATE_FIX, text_checks
 from .determinism import make_deterministic, settings_kept
 from .limits import model_positions
 from .prompts import check_tokenizer
@@ -50,6 +59,7 @@ class RunParts:
         generation: the context in which the run generates.
         agree: see `score_responses`; given where forward passes are collective calls.
         masters: whether the optimiser keeps float32 copies of half-precision weights (DeepSpeed).
+        chat_template_kwargs: further variables of the chat template.
     """
 
     scorer: PolicyScorer
@@ -64,6 +74,7 @@ class RunParts:
     generation: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     agree: Agree | None = None
     masters: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def preflight(
@@ -74,6 +85,7 @@ def preflight(
     sampling: SamplingConfig | None = None,
     reference: Any = None,
     mixed_precision: str = "no",
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> PreflightReport:
     """Compare sampling, scoring and training with the model itself on a few short rows, and look at ids and lengths.
 
@@ -87,6 +99,7 @@ def preflight(
         sampling: the run's sampling settings: temperature and lengths.
         reference: the reference model of the KL term, or None.
         mixed_precision: ``"no"`` or ``"bf16"``, the run's autocast.
+        chat_template_kwargs: further variables of the chat template, such as ``{"enable_thinking": False}``.
 
     Returns:
         A report; ``str(report)`` is a table, ``report.raise_if_refused()`` raises what it refuses.
@@ -113,6 +126,7 @@ def preflight(
             own_reference=False,
             generation=autocast,
             masters=mixed_precision == "bf16",  # the trainer makes trainable weights float32 then
+            chat_template_kwargs=chat_template_kwargs or {},
         )
         return preflight_run(parts)
 
@@ -126,7 +140,13 @@ def preflight_run(parts: RunParts) -> PreflightReport:
     check_tokenizer(parts.tokenizer)
     model, temperature = parts.scorer.model, parts.sampling.temperature
     checks, stop_ids = text_checks(
-        model, parts.tokenizer, parts.suite, parts.task, parts.sampling, parts.teacher_length
+        model,
+        parts.tokenizer,
+        parts.suite,
+        parts.task,
+        parts.sampling,
+        parts.teacher_length,
+        parts.chat_template_kwargs,
     )
     checks.append(_trainable(model, parts.masters))
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -144,21 +164,29 @@ def preflight_run(parts: RunParts) -> PreflightReport:
 
 
 def _rows(parts: RunParts, bad_ids: bool) -> tuple[Rows | None, Check | None]:
-    """Rows to run, or the check that says why there are none."""
-    model, made = parts.scorer.model, []
+    """Rows to run, and the check that says why there are none, or none that were sampled."""
+    model = parts.scorer.model
+    if bad_ids:
+        return None, Check("forward passes", SKIPPED, "ids outside the embedding")
+    prompts: list[tuple[int, ...]] = []
+    made: list[Rows] = []
 
-    def make() -> Check:
-        if bad_ids:
-            return Check("forward passes", SKIPPED, "ids outside the embedding")
-        prompts = make_prompts(parts.tokenizer)
-        positions, needed = model_positions(model), tokens_needed(prompts)
-        if positions is not None and needed > positions.limit:
-            return Check("forward passes", SKIPPED, f"rows of {needed} tokens", f"at most {positions.limit}")
+    def render() -> Check:
+        prompts.extend(make_prompts(parts.tokenizer, parts.chat_template_kwargs))
+        return Check("prompts", OK, "")
+
+    def sample() -> Check:
         made.append(make_rows(model, parts.tokenizer, prompts, parts.sampling, parts.agree is not None))
         return Check("sampling", OK, "")
 
-    check = attempt("sampling", make, _FAMILY)
-    return (made[0], None) if made else (None, check)
+    rendered = attempt("prompts", render, TEMPLATE_FIX)
+    if not prompts:
+        return None, rendered
+    positions, needed = model_positions(model), tokens_needed(prompts)
+    if positions is not None and needed > positions.limit:
+        return None, Check("forward passes", SKIPPED, f"rows of {needed} tokens", f"at most {positions.limit}")
+    sampled = attempt("sampling", sample, _FAMILY)
+    return (made[0], None) if made else (unsampled_rows(prompts), sampled)
 
 
 def _reference(parts: RunParts, rows: Rows) -> Check:

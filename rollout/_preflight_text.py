@@ -7,8 +7,8 @@ from typing import Any
 
 from ..envs import Observation, Task, TaskSuite
 from ._preflight_report import OK, REFUSED, SKIPPED, WARNING, Check, attempt
+from .chat import Chat
 from .limits import embedding_rows, model_positions
-from .prompts import render_prompt
 from .sampling import SamplingConfig
 from .stops import end_of_turn, named_stop_ids, stop_token_ids
 from .types import Message
@@ -96,19 +96,15 @@ def check_no_stop(tokenizer: Any, stop_ids: Sequence[int], stop_strings: Sequenc
     return Check("stop ids", WARNING, "none: every response is as long as its budget", "at least one", fix)
 
 
-def rendered_text(tokenizer: Any, messages: Sequence[Message]) -> str:
-    """The prompt as text: from the template, and from the ids, where roles and contents may take another way."""
-    try:
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    except Exception:  # `render_prompt` may know how to give such a template its contents
-        text = ""
-    ids = render_prompt(tokenizer, messages)
-    return f"{text}\n{tokenizer.decode(list(ids), skip_special_tokens=False)}"
+def rendered_text(tokenizer: Any, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> str:
+    """The prompt as text: from the template, and from the ids, where contents may take another way."""
+    chat = Chat(tokenizer, messages, kwargs)
+    return f"{chat.text}\n{tokenizer.decode(list(chat.ids()), skip_special_tokens=False)}"
 
 
-def missing_contents(tokenizer: Any, messages: Sequence[Message]) -> list[Message]:
+def missing_contents(tokenizer: Any, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> list[Message]:
     """The user's and system's messages whose text is not in the prompt, blanks aside."""
-    shown = "".join(rendered_text(tokenizer, messages).split())
+    shown = "".join(rendered_text(tokenizer, messages, kwargs).split())
     return [
         message
         for message in messages
@@ -123,21 +119,23 @@ def _content(message: Mapping[str, Any]) -> str:
     return str(content)
 
 
-def check_template(tokenizer: Any) -> Check:
+def check_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> Check:
     """Whether a user's text is in its prompt."""
     name, messages = "user text in the prompt", [{"role": "user", "content": _USER}]
-    return attempt(name, lambda: _template_check(name, tokenizer, messages), TEMPLATE_FIX)
+    return attempt(name, lambda: _template_check(name, tokenizer, messages, kwargs), TEMPLATE_FIX)
 
 
-def _template_check(name: str, tokenizer: Any, messages: Sequence[Message]) -> Check:
-    missing = missing_contents(tokenizer, messages)
+def _template_check(name: str, tokenizer: Any, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> Check:
+    missing = missing_contents(tokenizer, messages, kwargs)
     if missing:
         got = f"missing: {missing[0]['role']} {_content(missing[0])[:60]!r}"
         return Check(name, REFUSED, got, "in the rendered prompt", TEMPLATE_FIX)
     return Check(name, OK, f"{len(messages)} messages", "in the rendered prompt")
 
 
-def check_task(tokenizer: Any, model: Any, suite: TaskSuite, task: Task | None) -> list[Check]:
+def check_task(
+    tokenizer: Any, model: Any, suite: TaskSuite, task: Task | None, kwargs: Mapping[str, Any]
+) -> list[Check]:
     """The suite's first messages for one task, with a made-up observation, as the template renders them."""
     name, observation = "task text in the prompt", Observation(_USER, ("look",))
     if task is None:
@@ -148,10 +146,10 @@ def check_task(tokenizer: Any, model: Any, suite: TaskSuite, task: Task | None) 
         return [Check(name, SKIPPED, f"messages() of a made-up observation raised {type(error).__name__}")]
     if not any(_USER in _content(message) for message in messages):
         return [Check(name, SKIPPED, "messages() leaves a made-up observation out")]
-    checks = [attempt(name, lambda: _template_check(name, tokenizer, messages), TEMPLATE_FIX)]
+    checks = [attempt(name, lambda: _template_check(name, tokenizer, messages, kwargs), TEMPLATE_FIX)]
     if checks[0].status == REFUSED:
         return checks
-    ids, rows = render_prompt(tokenizer, messages), embedding_rows(model)
+    ids, rows = Chat(tokenizer, messages, kwargs).ids(), embedding_rows(model)
     outside = sorted({i for i in ids if not 0 <= i < rows})
     if outside:
         fix = "call model.resize_token_embeddings(len(tokenizer))"
@@ -174,6 +172,7 @@ def text_checks(
     task: Task | None,
     sampling: SamplingConfig,
     teacher_length: int | None,
+    kwargs: Mapping[str, Any],
 ) -> tuple[list[Check], tuple[int, ...]]:
     """All checks without a forward pass, and the ids that end a response."""
     stop_ids = stop_token_ids(model, tokenizer)
@@ -182,8 +181,8 @@ def text_checks(
         *check_ids(model, tokenizer),
         check_no_stop(tokenizer, stop_ids, suite.stop_strings if suite is not None else ()),
         check_end_of_turn(model, tokenizer, stop_ids),
-        check_template(tokenizer),
+        check_template(tokenizer, kwargs),
     ]
     if suite is not None:
-        checks += check_task(tokenizer, model, suite, task)
+        checks += check_task(tokenizer, model, suite, task, kwargs)
     return checks, stop_ids

@@ -122,6 +122,7 @@ def run_preflight(trainer: GRPOTrainer) -> PreflightReport | None:
             tokenizer=trainer.tokenizer,
             suite=trainer.suite,
             sampling=config.sampling,
+            chat_template_kwargs=config.chat_template_kwargs,
             task=trainer.train_tasks[0],
             teacher_length=config.teacher_max_completion_length,
             scoring=policy.scoring,

@@ -33,7 +33,7 @@ class FirstUpdate:
         self.tolerance = tolerances(precision, temperature)[1]
         self.stepped = False
 
-    def check_rollouts(self, tokenizer: Any, batch: TurnBatch) -> None:
+    def check_rollouts(self, tokenizer: Any, batch: TurnBatch, kwargs: Mapping[str, Any]) -> None:
         """Look for the first turn's messages in its prompt, and warn where the prompts hold many unknown tokens.
 
         Raises:
@@ -41,7 +41,7 @@ class FirstUpdate:
         """
         if self.stepped or not batch.turns:
             return
-        missing = missing_contents(tokenizer, batch.turns[0].messages)
+        missing = missing_contents(tokenizer, batch.turns[0].messages, kwargs)
         if missing:
             raise RuntimeError(
                 f"GRPOTrainer: the chat template must show every message, but the first prompt lacks that of the "

@@ -197,7 +197,7 @@ def test_another_reference_is_a_warning_with_its_figure_and_ones_own_must_be_exa
 def gpt2(n_positions=32, **options):
     return GPT2LMHeadModel(
         GPT2Config(vocab_size=23, n_positions=n_positions, n_embd=32, n_layer=1, n_head=2, **options)
-    )
+    ).eval()
 
 
 SMALL = {"vocab_size": 23, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

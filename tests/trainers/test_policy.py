@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 from turncredit.rollout import score_responses
 from turncredit.trainers import GRPOTrainer, TrainerCallback
+from turncredit.trainers.first_update import FirstUpdate
 from turncredit.trainers.policy import make_policy, make_precise
 from turncredit.trainers.reference import AdapterOff, InitialWeights, adapter_is_neutral
 
@@ -260,28 +262,16 @@ def test_later_updates_may_drift(tmp_path):
         assert run.train_step()["train/log_ratio_abs"] > 1e-3
 
 
-class Picky(type(SUITE)):
-    """A suite that words real observations only, so that nothing can be said before the first rollout."""
-
-    def messages(self, task, history, observation):
-        if "door" not in observation.text:
-            raise ValueError(observation.text)
-        return [{"role": "system", "content": "say"}, *super().messages(task, history, observation)]
-
-
-def test_a_message_that_the_template_leaves_out_of_a_real_prompt_stops_the_run(tmp_path):
-    tokenizer = tiny_tokenizer()
-    with_system = tokenizer.chat_template
-    settings = config(tmp_path, credit="grpo", save_steps=0, eval_steps=0)
-    suite = Picky(num_tasks=8, lenient=True)
-    tokenizer.chat_template = with_system.replace("for m in messages", "for m in messages if m.role != 'system'")
-    with GRPOTrainer(tiny_model(), tokenizer, suite, settings) as run:
-        assert run.preflight["task text in the prompt"].status == "skipped"
-        with pytest.raises(RuntimeError, match="first prompt lacks that of the system, 'say'"):
-            run.train_step()
-    tokenizer.chat_template = with_system
-    with GRPOTrainer(tiny_model(), tokenizer, suite, settings) as run:
-        run.train_step()
+def test_a_message_that_the_template_leaves_out_of_a_real_prompt_stops_the_run():
+    tokenizer, first = tiny_tokenizer(), FirstUpdate("Model", "float32", 1.0)
+    messages = [{"role": "system", "content": "say"}, {"role": "user", "content": "red door"}]
+    batch = SimpleNamespace(turns=[SimpleNamespace(messages=messages)], prompts=[(3, 9)])
+    first.check_rollouts(tokenizer, batch, {})
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "for m in messages", "for m in messages if m.role != 'system'"
+    )
+    with pytest.raises((RuntimeError, ValueError), match="system"):
+        first.check_rollouts(tokenizer, batch, {})
 
 
 def test_many_unknown_tokens_are_a_warning(tmp_path, caplog):
