@@ -232,9 +232,7 @@ def _decoder_places(base: Any) -> list[tuple[str, ...]]:
 
 
 def _at(module: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        module = module._modules[name]
-    return module
+    return functools.reduce(lambda outer, name: outer._modules[name], path, module)
 
 
 def _accepts(model: Any, option: str) -> bool:
