@@ -232,7 +232,7 @@ def _decoder_places(base: Any) -> list[tuple[str, ...]]:
 
 
 def _at(module: Any, path: tuple[str, ...]) -> Any:
-    return functools.reduce(lambda outer, name: outer._modules[name], path, module)
+    return module.get_submodule(".".join(path))
 
 
 def _accepts(model: Any, option: str) -> bool:
