@@ -223,7 +223,7 @@ def _decoder_places(base: Any) -> list[tuple[str, ...]]:
         places.update(embedding[:length] for length in range(1, len(embedding)))
         for module in (owner.get_decoder(), getattr(owner, "base_model", None)):
             path = names.get(id(module), ())
-            if not path or module in owners:
+            if module is None or not path or module in owners:
                 continue
             places.update(path[:length] for length in range(1, len(path) + 1))
             if hasattr(module, "get_decoder") and any(inner is head for inner in module.modules()):
