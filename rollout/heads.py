@@ -223,7 +223,7 @@ def _decoder_places(base: Any) -> list[tuple[str, ...]]:
         places.update(embedding[:length] for length in range(1, len(embedding)))
         for module in (owner.get_decoder(), getattr(owner, "base_model", None)):
             path = names.get(id(module), ())
-            if not path or module in owners:
+            if module is None or not path or module in owners:
                 continue
             places.update(path[:length] for length in range(1, len(path) + 1))
             if (
@@ -236,9 +236,7 @@ def _decoder_places(base: Any) -> list[tuple[str, ...]]:
 
 
 def _at(module: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        module = module._modules[name]
-    return module
+    return module.get_submodule(".".join(path))
 
 
 def _accepts(model: Any, option: str) -> bool:
