@@ -76,6 +76,7 @@ def official_suite(args: argparse.Namespace) -> TaskSuite:
         max_turns=args.max_turns or 50,
         limits={"eval": args.num_eval_games} if args.num_eval_games else None,
         build_messages=compact_messages if common.is_embedded(args) else None,
+        build_hint=trained_hint if common.is_embedded(args) else None,
     )
 
 

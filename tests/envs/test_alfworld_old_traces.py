@@ -156,6 +156,6 @@ def test_the_embedded_examples_keep_the_words_their_policy_was_trained_on(games,
     monkeypatch.setattr(train_alfworld, "GENERATED", {"num_eval_tasks": 0})
     once = argparse.Namespace(local_main_process_first=contextlib.nullcontext)
     for model, word in ((None, " in/on "), ("a/model", "move ")):
-        args = argparse.Namespace(games_dir=str(games), num_games=0, max_turns=None, model=model)
+        args = argparse.Namespace(games_dir=str(games), num_games=0, max_turns=None, model=model, privileged="hint")
         suite = train_alfworld.generated_suite(args, once)
         assert word in suite.privileged_context(suite.tasks("eval")[0])

@@ -53,6 +53,8 @@ class PlayingSuite(ToySuite):
 class Scripted:
     """A sampler that says "red", and at the second turn of the task "bad" says "green"."""
 
+    equal_lengths = False
+
     def decode(self, ids):
         return TOKENIZER.decode(list(ids), skip_special_tokens=False)
 

@@ -405,6 +405,8 @@ def test_a_suite_that_reads_whole_responses_is_not_disturbed_by_a_closed_block()
 class Says:
     """A sampler that says one text."""
 
+    equal_lengths = False
+
     def __init__(self, tokenizer, text):
         self.tokenizer, self.text = tokenizer, text
 
