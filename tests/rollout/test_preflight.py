@@ -434,6 +434,13 @@ def test_an_ordinary_token_as_stop_id_is_a_warning():
     assert (check.status, check.got) == ("warning", "ordinary tokens ['door']")
 
 
+@pytest.mark.parametrize("ids", [[1, 2], (1, 2), torch.tensor([1, 2]), np.array([1, 2])])
+def test_stop_ids_of_any_kind_of_list(ids):
+    model = tiny_model()
+    model.generation_config.eos_token_id = ids
+    assert stop_token_ids(model, tiny_tokenizer()) == (1, 2)
+
+
 def test_no_stop_at_all_is_a_warning():
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None
