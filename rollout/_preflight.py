@@ -16,7 +16,6 @@ from ._preflight_model import (
     make_prompts,
     make_rows,
     model_checks,
-    precision_of,
     tokens_needed,
     undisturbed,
     unsampled_rows,
@@ -26,7 +25,7 @@ from ._preflight_text import ID_CHECKS, TEMPLATE_FIX, text_checks
 from .determinism import make_deterministic, settings_kept
 from .limits import model_positions
 from .prompts import check_tokenizer
-from .sampling import SamplingConfig
+from .sampling import SamplingConfig, precision_of
 from .scoring import Agree, PolicyScorer, score_responses
 
 __all__ = [

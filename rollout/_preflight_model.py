@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ._preflight_report import OK, REFUSED, Check, attempt
+from .chat import shortest_chat
 from .prompts import render_prompt
 from .sampling import Sampler, SamplingConfig
 from .scoring import PolicyScorer, pack_rows
@@ -59,19 +60,6 @@ def undisturbed(model: Any) -> Iterator[None]:
             module.training = mode
 
 
-def precision_of(model: Any) -> str:
-    """In which precision a forward pass of `model` runs here: of autocast, or of its coarsest weights."""
-    device = model.get_input_embeddings().weight.device.type
-    kinds = {parameter.dtype for parameter in model.parameters()}
-    if torch.is_autocast_enabled(device):
-        kinds.add(torch.get_autocast_dtype(device))
-    for kind in (torch.bfloat16, torch.float16):
-        if kind in kinds or (kind is torch.bfloat16 and any(not k.is_floating_point for k in kinds)):
-            return str(kind).removeprefix("torch.")
-    coarse = device == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if coarse else "float32"
-
-
 def tolerances(precision: str, temperature: float) -> tuple[float, float]:
     """`TOLERANCES` of a precision at a temperature."""
     sharp = max(1.0, 1.0 / (temperature or 1.0))
@@ -81,7 +69,7 @@ def tolerances(precision: str, temperature: float) -> tuple[float, float]:
 
 def make_prompts(tokenizer: Any, kwargs: Mapping[str, Any]) -> list[tuple[int, ...]]:
     """Prompts of unequal lengths."""
-    return [render_prompt(tokenizer, [{"role": "user", "content": text}], kwargs) for text in _TEXTS]
+    return [render_prompt(tokenizer, shortest_chat(tokenizer, text, kwargs), kwargs) for text in _TEXTS]
 
 
 def tokens_needed(prompts: Sequence[Sequence[int]]) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..envs import Observation, Task, TaskSuite
 from ._preflight_report import OK, REFUSED, SKIPPED, WARNING, Check, attempt
-from .chat import Chat
+from .chat import Chat, shortest_chat
+from .control_tokens import CUT
 from .limits import embedding_rows, model_positions
 from .sampling import SamplingConfig
 from .stops import end_of_turn, named_stop_ids, stop_token_ids
@@ -53,6 +54,11 @@ def check_ids(model: Any, tokenizer: Any) -> list[Check]:
     if outside:
         fix = "correct model.generation_config.eos_token_id"
         checks.append(Check("generation config's stop ids", WARNING, str(outside), f"below {rows}", fix))
+    known = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {}), *outside}
+    ordinary = [tokenizer.decode([i]) for i in named_stop_ids(model, tokenizer) if i not in known]
+    if ordinary:
+        fix = "correct model.generation_config.eos_token_id: a response ends at its first such token"
+        checks.append(Check("stop ids in text", WARNING, f"ordinary tokens {ordinary}", "special tokens", fix))
     checks.append(_check_vocabulary(tokenizer, rows, resize))
     return checks
 
@@ -70,8 +76,8 @@ def _check_vocabulary(tokenizer: Any, rows: int, resize: str) -> Check:
     return Check("vocabulary", REFUSED if plain else WARNING, got, expected, resize)
 
 
-def check_end_of_turn(model: Any, tokenizer: Any, stop_ids: Sequence[int]) -> Check:
-    """What the template ends an assistant's turn with against the ids that end a response."""
+def check_end_of_turn(model: Any, tokenizer: Any) -> Check:
+    """What the template ends an assistant's turn with against the named stop ids; `stop_token_ids` adds it to them."""
     name, closing = "end of turn", end_of_turn(tokenizer)
     if closing is None:
         fix = "see that the model ends its turns with one of the stop ids"
@@ -81,9 +87,6 @@ def check_end_of_turn(model: Any, tokenizer: Any, stop_ids: Sequence[int]) -> Ch
         fix = "see that the model ends its turns with one of the stop ids, or with a stop string of the suite"
         return Check(name, WARNING, f"plain text {shown!r}", "a stop id", fix)
     token = tokenizer.decode([closing.ids[0]])
-    if not set(closing.ids) & set(stop_ids):
-        fix = f"add {closing.ids[0]} to model.generation_config.eos_token_id"
-        return Check(name, REFUSED, f"{token!r} = {closing.ids[0]}, which ends no response", "a stop id", fix)
     new = not set(closing.ids) & set(named_stop_ids(model, tokenizer))
     return Check(name, OK, f"{token!r} = {closing.ids[0]}" + " (added to the stop ids)" * new, "a stop id")
 
@@ -99,7 +102,7 @@ def check_no_stop(tokenizer: Any, stop_ids: Sequence[int], stop_strings: Sequenc
 def rendered_text(tokenizer: Any, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> str:
     """The prompt as text: from the template, and from the ids, where contents may take another way."""
     chat = Chat(tokenizer, messages, kwargs)
-    return f"{chat.text}\n{tokenizer.decode(list(chat.ids()), skip_special_tokens=False)}"
+    return f"{chat.text.replace(CUT, '')}\n{tokenizer.decode(list(chat.ids()), skip_special_tokens=False)}"
 
 
 def missing_contents(tokenizer: Any, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> list[Message]:
@@ -121,8 +124,12 @@ def _content(message: Mapping[str, Any]) -> str:
 
 def check_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> Check:
     """Whether a user's text is in its prompt."""
-    name, messages = "user text in the prompt", [{"role": "user", "content": _USER}]
-    return attempt(name, lambda: _template_check(name, tokenizer, messages, kwargs), TEMPLATE_FIX)
+    name = "user text in the prompt"
+
+    def check() -> Check:
+        return _template_check(name, tokenizer, shortest_chat(tokenizer, _USER, kwargs), kwargs)
+
+    return attempt(name, check, TEMPLATE_FIX)
 
 
 def _template_check(name: str, tokenizer: Any, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> Check:
@@ -180,7 +187,7 @@ def text_checks(
         check_lengths(model, sampling, teacher_length),
         *check_ids(model, tokenizer),
         check_no_stop(tokenizer, stop_ids, suite.stop_strings if suite is not None else ()),
-        check_end_of_turn(model, tokenizer, stop_ids),
+        check_end_of_turn(model, tokenizer),
         check_template(tokenizer, kwargs),
     ]
     if suite is not None:

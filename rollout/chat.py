@@ -223,11 +223,22 @@ def check_chat_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
             "check_chat_template: tokenizer must have a chat template without the filter 'random', got one with it; "
             "student and teacher would read different texts, replace it in tokenizer.chat_template"
         )
-    user = {"role": "user", "content": "hello"}
+    shortest_chat(tokenizer, "hello", kwargs)
+
+
+def shortest_chat(tokenizer: Any, text: str, kwargs: Mapping[str, Any]) -> list[Message]:
+    """A user's message, behind a system's where the template wants one.
+
+    Raises:
+        ValueError: the template cannot show it in either way.
+    """
+    messages: list[Message] = [{"role": "user", "content": text}]
     try:
-        Chat(tokenizer, [user], kwargs)
+        Chat(tokenizer, messages, kwargs)
     except ValueError as error:
+        messages.insert(0, {"role": "system", "content": "hello"})
         try:
-            Chat(tokenizer, [{"role": "system", "content": "hello"}, user], kwargs)
+            Chat(tokenizer, messages, kwargs)
         except ValueError:
             raise error from None
+    return messages

@@ -55,10 +55,10 @@ def _has_jitter(module: nn.Module) -> bool:
 def _clear(holder: Any, path: str) -> Iterator[str]:
     """Set the rates that a module or a configuration holds to 0; yield those that are no plain numbers."""
     for name, value in list(vars(holder).items()):
-        if not RATES.search(name) or isinstance(value, bool | str | dict | nn.Module) or callable(value) or not value:
+        if not RATES.search(name) or isinstance(value, bool | str | dict | nn.Module | None) or callable(value):
             continue
         if isinstance(value, int | float):
-            setattr(holder, name, 0.0)
+            setattr(holder, name, 0.0 if value else value)
         elif isinstance(value, list | tuple) and all(isinstance(rate, int | float) for rate in value):
             setattr(holder, name, type(value)(0.0 for _ in value))
         else:

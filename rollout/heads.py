@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from .limits import constant_rotary_length, text_config
+
 
 class HeadSplit:
     """Runs a causal language model in two halves, so that logits can be made for chosen positions only.
@@ -36,7 +38,7 @@ class HeadSplit:
         self.places = _decoder_places(base)
         if not self.places:
             self._refuse("keep its decoder in a module of its own, apart from its output embedding")
-        self.max_length = _rope_limit(base.config)
+        self.max_length = constant_rotary_length(text_config(base))
         self.options = {"use_cache": False} if _accepts(base, "use_cache") else {}
         self._make: Callable[[Tensor], Any] | None = None
 
@@ -191,21 +193,6 @@ def _adapter(model: Any) -> Any:
 
 def _base(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _rope_limit(config: Any) -> int | None:
-    """Where rotary frequencies depend on the longest row in a batch, the length up to which they do not."""
-    with contextlib.suppress(ValueError, AttributeError):
-        config = config.get_text_config()
-    settings = getattr(config, "rope_parameters", None) or {}
-    limits = []
-    for rope in (settings, *settings.values()):
-        kind = (rope.get("rope_type") or "") if isinstance(rope, dict) else ""
-        if "dynamic" in kind:
-            limits.append(config.max_position_embeddings)
-        elif kind == "longrope":
-            limits.append(rope["original_max_position_embeddings"])
-    return min(limits, default=None)
 
 
 def _looks_ahead(base: nn.Module) -> bool:

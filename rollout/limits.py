@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ _NAMES = (
 )
 _TABLE = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings?|pos_emb(ed)?|embed_pos)$")
 _SENSES = re.compile(r"vision|visual|image|video|audio|speech|patch")
-# kinds of rotary scaling whose factor widens the range; llama3's and longrope's configurations name the wide range
-_WIDENED = ("linear", "dynamic", "yarn")
+# kinds of rotary scaling whose factor widens the range; llama3's configuration names the wide range
+_WIDENED = ("linear", "yarn")
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Positions:
 def text_config(model: Any) -> Any:
     """The configuration of the language model inside `model`."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = base.config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    with contextlib.suppress(ValueError, AttributeError):  # several text models in one, or none
+        return base.config.get_text_config()
+    return base.config
 
 
 def embedding_rows(model: Any) -> int:
@@ -55,7 +57,8 @@ def model_positions(model: Any) -> Positions | None:
     """The longest sequence that `model` was made for, or None where nothing limits it (ALiBi, recurrent models).
 
     A table of learned positions is a hard limit; a configuration's number (rotary positions, scaled ones included)
-    is the range the model was trained for.
+    is the range the model was trained for. Where rotary frequencies change with the longest row of a batch, the length
+    up to which they do not is the limit: scores of longer rows would depend on their neighbours.
     """
     tables = [
         (module.num_embeddings - _unused_rows(module), name)
@@ -68,11 +71,27 @@ def model_positions(model: Any) -> Positions | None:
     config = text_config(model)
     if _uses_alibi(config):
         return None
+    constant = constant_rotary_length(config)
+    if constant is not None:
+        return Positions(constant, "beyond it the rotary frequencies change with length", False)
     for name in _NAMES:
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
             return Positions(_widened(config, value), f"config.{name}", False)
     return None
+
+
+def constant_rotary_length(config: Any) -> int | None:
+    """Up to which length rotary frequencies do not depend on the longest row of a batch; None where they never do."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    limits = []
+    for rope in (settings, *settings.values()):
+        kind = (rope.get("rope_type") or "") if isinstance(rope, Mapping) else ""
+        if "dynamic" in kind:
+            limits.append(config.max_position_embeddings)
+        elif kind == "longrope":
+            limits.append(rope["original_max_position_embeddings"])
+    return min(limits, default=None)
 
 
 def _unused_rows(table: nn.Embedding) -> int:

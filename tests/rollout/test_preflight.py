@@ -33,7 +33,7 @@ from transformers import (
 from turncredit.envs import Task
 from turncredit.rollout import PolicyScorer, RolloutCollector, SamplingConfig, StopReason, preflight, score_responses
 from turncredit.rollout._preflight import RunParts, preflight_run
-from turncredit.rollout._preflight_text import unknown_share
+from turncredit.rollout._preflight_text import missing_contents, unknown_share
 from turncredit.rollout.limits import model_positions
 from turncredit.rollout.stops import end_of_turn, stop_token_ids
 
@@ -236,14 +236,20 @@ def test_the_positions_of_pictures_are_not_those_of_text_and_pads_take_rows():
     [
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
         ({"rope_type": "linear", "factor": 2.0}, 256),
-        ({"rope_type": "dynamic", "factor": 2.0}, 256),
+        ({"rope_type": "dynamic", "factor": 2.0}, 128),
+        (
+            {"rope_type": "longrope", "original_max_position_embeddings": 32, "short_factor": [1], "long_factor": [2]},
+            32,
+        ),
         ({"rope_type": "default"}, 128),
     ],
 )
-def test_scaled_rotary_positions_reach_as_far_as_they_are_scaled(rope, limit):
+def test_scaled_rotary_positions_reach_as_far_as_they_are_scaled_and_scored(rope, limit):
     config = Qwen2Config(**SMALL, num_key_value_heads=2, intermediate_size=32, max_position_embeddings=128)
     config.rope_parameters = {"rope_theta": 1e4, **rope}
-    assert model_positions(Qwen2ForCausalLM(config)).limit == limit
+    model = Qwen2ForCausalLM(config)
+    assert model_positions(model).limit == limit
+    assert PolicyScorer(model)._split.max_length in (None, limit), "a run must not fail in its first scoring"
 
 
 def test_lengths_beyond_the_positions_are_refused_with_the_numbers():
@@ -335,6 +341,31 @@ def test_end_of_turn_is_read_off_the_template(closing, added):
     assert stop_token_ids(chat_model(tokenizer), tokenizer) == (1, *ids)
 
 
+def test_the_end_of_the_conversation_is_no_end_of_turn():
+    """As Phi-3 has it: the end of the text follows the last turn only, and the end of a turn takes blanks with it."""
+    tokenizer = chat_tokenizer(
+        CHATML.replace("<|im_end|>\n", "<|im_end|>") + "{% if not add_generation_prompt %}<eos>{% endif %}"
+    )
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert end_of_turn(tokenizer).ids == (end,)
+    assert stop_token_ids(chat_model(tokenizer), tokenizer) == (1, end)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}" + CHATML,
+        CHATML.replace("{{ m['content'] }}", "{% for part in m['content'] %}{{ part['text'] }}{% endfor %}"),
+    ],
+)
+def test_templates_that_want_a_system_message_or_parts_are_looked_at_in_their_form(template):
+    tokenizer = chat_tokenizer(template)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    report = preflight(chat_model(tokenizer), tokenizer, sampling=SAMPLING)
+    assert not report.having("refused"), str(report)
+    assert report.stop_ids == (1, end)
+
+
 def test_templates_that_end_a_turn_with_plain_text_are_a_warning():
     assert preflight(tiny_model(), tiny_tokenizer(), sampling=SAMPLING)["end of turn"].status == "warning"
 
@@ -346,6 +377,13 @@ def test_a_template_that_drops_content_is_refused():
     assert names >= {"user text in the prompt", "task text in the prompt"}
     with pytest.raises(ValueError, match="user text in the prompt must be"):
         report.raise_if_refused()
+
+
+def test_a_text_that_spells_a_control_token_counts_as_shown():
+    refuses = "{% if '<|im_end|>' in messages[0].content %}{{ raise_exception('no') }}{% endif %}"
+    for template in (CHATML, refuses + CHATML):
+        tokenizer = chat_tokenizer(template)  # of whole words: in pieces the mark is unknown
+        assert missing_contents(tokenizer, [{"role": "user", "content": "see <|im_end|> door"}], {}) == []
 
 
 class WithSystem(ToySuite):
@@ -386,6 +424,21 @@ def test_pad_and_end_ids_outside_the_embedding_are_refused():
     assert "pad id must be below the embedding's 23 rows, got 23; call model.resize" in refused(
         preflight(tiny_model(), tokenizer, sampling=SAMPLING), "pad id"
     )
+
+
+def test_an_ordinary_token_as_stop_id_is_a_warning():
+    """A configuration's default of another vocabulary: every response would end at its first such word."""
+    model = tiny_model()
+    model.generation_config.eos_token_id = [1, 9]
+    check = preflight(model, tiny_tokenizer(), sampling=SAMPLING)["stop ids in text"]
+    assert (check.status, check.got) == ("warning", "ordinary tokens ['door']")
+
+
+@pytest.mark.parametrize("ids", [[1, 2], (1, 2), torch.tensor([1, 2]), np.array([1, 2])])
+def test_stop_ids_of_any_kind_of_list(ids):
+    model = tiny_model()
+    model.generation_config.eos_token_id = ids
+    assert stop_token_ids(model, tiny_tokenizer()) == (1, 2)
 
 
 def test_no_stop_at_all_is_a_warning():

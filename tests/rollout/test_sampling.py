@@ -142,7 +142,7 @@ def test_bad_arguments_are_named(sampler):
     assert sampler.sample([], SamplingConfig(), []) == []
 
 
-def test_a_model_that_takes_padding_for_text_gets_prompts_of_equal_lengths_only():
+def test_a_model_that_takes_padding_for_text_gets_prompts_of_equal_lengths_only(caplog):
     from families import build
     from family_checks import UNEQUAL, tokenizer
 
@@ -154,6 +154,7 @@ def test_a_model_that_takes_padding_for_text_gets_prompts_of_equal_lengths_only(
     )
     made = Sampler(model, tokenizer(), eos_token_ids=())
     assert made.equal_lengths
+    assert "takes left padding for text" in caplog.text, "batches of one length are slow: said once"
     widths.clear()
     prompts = [*UNEQUAL, UNEQUAL[0]]
     samples = made.sample(prompts, config, seeds(3), budgets=[5, 4, 3])
@@ -163,6 +164,12 @@ def test_a_model_that_takes_padding_for_text_gets_prompts_of_equal_lengths_only(
     for row, sample in enumerate(samples):
         assert scores.logprobs[row, : len(sample.ids)].tolist() == pytest.approx(sample.logprobs, abs=1e-4)
     assert not Sampler(tiny_model(), TOKENIZER).equal_lengths
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounding_is_not_taken_for_padding(seed):
+    """In bf16 two tokens tie, and what follows the one says nothing about what follows the other."""
+    assert not Sampler(tiny_model(seed).bfloat16(), TOKENIZER).equal_lengths
 
 
 def test_batches_are_in_order_and_of_one_length_where_needed():

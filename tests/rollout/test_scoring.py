@@ -288,5 +288,7 @@ def test_rotary_frequencies_that_change_with_length_limit_the_rows():
     scores = score_responses(PolicyScorer(model), PROMPTS, RESPONSES, pad_token_id=0)
     for row, expected in enumerate(naive(model, PROMPTS, RESPONSES)):
         torch.testing.assert_close(scores.logprobs[row, : len(expected)], expected, atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match=r"rows must be at most 12 tokens long, .* Phi3ForCausalLM .*, got 13"):
+    with pytest.raises(ValueError, match=r"the model's 12 positions \(beyond it the rotary .*, got 8 \+ 5"):
         score_responses(PolicyScorer(model), [(3,) * 8], [(4,) * 5], pad_token_id=0)
+    with pytest.raises(ValueError, match=r"rows must be at most 12 tokens long, .* Phi3ForCausalLM .*, got 13"):
+        PolicyScorer(model)(torch.full((1, 13), 3), torch.tensor([4]), torch.tensor([3]))
