@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -82,11 +83,16 @@ def _pairs(items: list[str], flag: str) -> dict[str, Any]:
         name, found, text = item.partition("=")
         if not found:
             raise SystemExit(f"{flag}: expected NAME=VALUE, got {item!r}")
-        try:
-            values[name.replace("-", "_")] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            values[name.replace("-", "_")] = text
+        values[name.strip().replace("-", "_")] = _value(text)
     return values
+
+
+def _value(text: str) -> Any:
+    """A value as Python or as JSON writes it (true, false, null); anything else is text."""
+    for read in (ast.literal_eval, json.loads):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return read(text.strip())
+    return text
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:

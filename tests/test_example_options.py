@@ -169,7 +169,7 @@ def test_a_policy_without_a_note_is_known_by_its_vocabulary(tmp_path):
         (["--set", "learning_rate=fast"], "learning_rate must be a number above 0, got 'fast'"),
         (["--set", "num_tasks=2.5"], "num_tasks must be a whole number"),
         (["--set", "temperature=-1"], "SamplingConfig: temperature must be"),
-        (["--set", "recompute_logprobs=true"], "recompute_logprobs must be True or False"),
+        (["--set", "recompute_logprobs=yes"], "recompute_logprobs must be True or False"),
         (["--config", "list.json"], "must hold one object of options"),
         (["--set", "no_such=1"], "unknown options"),
     ],
@@ -181,6 +181,26 @@ def test_flags_that_cannot_be_are_named(started, tmp_path, flags, message):
         checkpoint_of(tmp_path / "other", Compact("alfworld"))
     with pytest.raises(SystemExit, match=message):
         started("train_webshop", *flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[
+            ("true", True),
+            ("False", False),
+            ("null", None),
+            ("None", None),
+            ("1e-4", 1e-4),
+            (" 3", 3),
+            ("[1, 2]", [1, 2]),
+        ],
+        *[("none", "none"), ("grpo", "grpo"), ("a=b", "a=b"), ('{"on": true}', {"on": True}), ("", "")],
+    ],
+)
+def test_values_of_flags_read_as_python_or_json_writes_them(text, value):
+    args = common.make_parser(None).parse_args(["--set", f"seed={text}", "--credit-option", f"seed={text}"])
+    assert common.given_options(args) == {"seed": value, "credit_options": {"seed": value}}
 
 
 def test_options_of_a_file_may_group_those_of_sampling(started, tmp_path):
