@@ -208,7 +208,11 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
         )
     if state["adapter"] != is_adapted(model):
         raise ValueError(
-            f"GRPOTrainer.resume: peft_config must be {'given' if state['adapter'] else 'None'}, as in the checkpoint"
+            "GRPOTrainer.resume: peft_config must be given, as in the checkpoint, got None; pass the run's LoraConfig "
+            "(--lora-rank in the examples)"
+            if state["adapter"]
+            else "GRPOTrainer.resume: peft_config must be None, as in the checkpoint, got a model with an adapter; "
+            "leave it out, or start anew from the checkpoint's model folder"
         )
     changed = check_resumable(state, trainer.config, fingerprint_of(trainer), trainer.description, allow_changed_config)
     if changed:
