@@ -107,7 +107,8 @@ def test_a_smoke_test_of_a_run_with_warmup_is_a_warning(caplog):
 
 
 def test_empty_entries_and_flags_of_numpy_are_ordinary():
-    config = GRPOConfig(credit_options=None, chat_template_kwargs=None, preflight=np.bool_(False))
+    given = {"credit_options": None, "chat_template_kwargs": None, "preflight": np.bool_(False)}
+    config = GRPOConfig(**given)
     assert (config.credit_options, config.chat_template_kwargs) == ({}, {})
     assert config.preflight is False
 
