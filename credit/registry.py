@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec
 
 import torch
@@ -49,7 +49,25 @@ class CreditMethod:
                 f"{self.name}: the method must return a Credit, got {type(credit).__name__}; "
                 "return Credit(advantages=..., turn_weights=...)"
             )
-        return credit
+        if credit.advantages.shape != inputs.response_mask.shape:
+            raise ValueError(
+                f"{self.name}: advantages must be [M, T] = {list(inputs.response_mask.shape)}, got "
+                f"{list(credit.advantages.shape)}; give every token of a turn the turn's value, 0 outside response_mask"
+            )
+        metrics = {name: _number(self.name, name, value) for name, value in (credit.metrics or {}).items()}
+        return replace(credit, metrics=metrics)
+
+
+def _number(method: str, name: str, value: Any) -> float:
+    """A metric as a float; one of :mod:`turncredit.credit.metrics` stays what it is."""
+    if isinstance(value, float):
+        return value
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise TypeError(f"{method}: metrics must be numbers, got {value!r} for {name!r}; return tensors in details")
 
 
 @dataclass(frozen=True)

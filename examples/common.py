@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -82,18 +83,26 @@ def _pairs(items: list[str], flag: str) -> dict[str, Any]:
         name, found, text = item.partition("=")
         if not found:
             raise SystemExit(f"{flag}: expected NAME=VALUE, got {item!r}")
-        try:
-            values[name.replace("-", "_")] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            values[name.replace("-", "_")] = text
+        values[name.strip().replace("-", "_")] = _value(text)
     return values
+
+
+def _value(text: str) -> Any:
+    """A value as Python or as JSON writes it (true, false, null); anything else is text."""
+    for read in (ast.literal_eval, json.loads):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return read(text.strip())
+    return text
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
     """What the user asked for: the file of ``--config``, then flags; options of sampling may be grouped or not."""
     options: dict[str, Any] = {}
     if args.config:
-        options = json.loads(Path(args.config).read_text(encoding="utf-8"))
+        try:
+            options = json.loads(Path(args.config).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"--config: {args.config} must be a JSON file of options ({error})") from None
         if not isinstance(options, dict):
             raise SystemExit(f"--config: {args.config} must hold one object of options")
         if isinstance(options.get("sampling"), dict):
@@ -138,9 +147,16 @@ def load_policy(args: argparse.Namespace, embedded: Path) -> tuple[Any, Any]:
 
 
 def load_model(args: argparse.Namespace, embedded: Path) -> Any:
-    """The model's weights, a second time where a reference cannot be copied."""
+    """The model's weights, a second time where a reference cannot be copied; of an adapter's folder, both merged."""
+    source = args.model or str(embedded)
     options = {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
-    return AutoModelForCausalLM.from_pretrained(args.model or str(embedded), dtype=torch.float32, **options)
+    if not (Path(source) / "adapter_config.json").is_file():
+        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+    from peft import PeftConfig, PeftModel
+
+    base = PeftConfig.from_pretrained(source).base_model_name_or_path
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **options)
+    return PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
 
 
 def lora_config(args: argparse.Namespace) -> Any:

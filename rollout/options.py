@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -85,6 +87,8 @@ def _checked(owner: str, name: str, value: Any, rule: Rule) -> Any:
         if not rule.none:
             raise refuse(TypeError, "leave it out for the default")
         return None
+    if isinstance(value, np.bool_):
+        value = bool(value)
     if rule.kind in ("bool", "str"):
         if not isinstance(value, bool if rule.kind == "bool" else str):
             raise refuse(TypeError, "write true or false without quotes" if rule.kind == "bool" else "put it in quotes")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import tiny_model, tiny_tokenizer
 from toy import ToySuite
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -169,18 +170,41 @@ def test_a_policy_without_a_note_is_known_by_its_vocabulary(tmp_path):
         (["--set", "learning_rate=fast"], "learning_rate must be a number above 0, got 'fast'"),
         (["--set", "num_tasks=2.5"], "num_tasks must be a whole number"),
         (["--set", "temperature=-1"], "SamplingConfig: temperature must be"),
-        (["--set", "recompute_logprobs=true"], "recompute_logprobs must be True or False"),
+        (["--set", "recompute_logprobs=yes"], "recompute_logprobs must be True or False"),
         (["--config", "list.json"], "must hold one object of options"),
+        (["--config", "bad.json"], "--config: bad.json must be a JSON file of options"),
+        (["--config", "nowhere.json"], "--config: nowhere.json must be a JSON file of options"),
         (["--set", "no_such=1"], "unknown options"),
     ],
 )
 def test_flags_that_cannot_be_are_named(started, tmp_path, flags, message):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "bad.json").write_text("{bad")
     if "other/" in flags[-1]:
         checkpoint_of(tmp_path / "other", Compact("alfworld"))
     with pytest.raises(SystemExit, match=message):
         started("train_webshop", *flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[
+            ("true", True),
+            ("False", False),
+            ("null", None),
+            ("None", None),
+            ("1e-4", 1e-4),
+            (" 3", 3),
+            ("[1, 2]", [1, 2]),
+        ],
+        *[("none", "none"), ("grpo", "grpo"), ("a=b", "a=b"), ('{"on": true}', {"on": True}), ("", "")],
+    ],
+)
+def test_values_of_flags_read_as_python_or_json_writes_them(text, value):
+    args = common.make_parser(None).parse_args(["--set", f"seed={text}", "--credit-option", f"seed={text}"])
+    assert common.given_options(args) == {"seed": value, "credit_options": {"seed": value}}
 
 
 def test_options_of_a_file_may_group_those_of_sampling(started, tmp_path):
@@ -211,3 +235,24 @@ def test_evaluating_leaves_the_run_folder_alone(tmp_path, monkeypatch, capsys):
     assert '"eval_privileged/success"' in said
     assert loaded[0][1].get_vocab() == tiny_tokenizer().get_vocab()
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_a_checkpoint_of_an_adapter_is_loaded_with_it(tmp_path):
+    peft = pytest.importorskip("peft")
+    tiny_model().save_pretrained(tmp_path / "base")
+    base = common.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        wanted = adapted(ids).logits
+        with adapted.disable_adapter():
+            plain = adapted(ids).logits
+    args = common.make_parser(None).parse_args(["--model", str(tmp_path / "adapter")])
+    model = common.load_model(args, tmp_path)
+    assert type(model) is type(tiny_model())
+    assert not getattr(model, "_hf_peft_config_loaded", False)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(wanted, plain, atol=1e-2)

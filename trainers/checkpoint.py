@@ -102,14 +102,16 @@ def latest_checkpoint(root: Path) -> tuple[Path | None, list[str]]:
     return None, complaints
 
 
-def prune_checkpoints(root: Path, limit: int, keep: Path | None = None) -> None:
+def prune_checkpoints(root: Path, limit: int | None, keep: Path | None = None) -> None:
     """Remove the oldest checkpoints beyond `limit`, never the newest good one.
 
     Args:
         root: their folder.
-        limit: how many stay.
+        limit: how many stay; None keeps all.
         keep: one that is known to be good, such as the one just written; None reads them to find the newest good one.
     """
+    if limit is None:
+        return
     good = keep or latest_checkpoint(root)[0]
     for folder in list_checkpoints(root)[:-limit]:
         if folder != good:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,6 +13,8 @@ from ..rollout.options import check_options, count, flag, number, text
 from ..rollout.sampling import SamplingConfig
 from ..rollout.templates import check_template_kwargs
 from .losses import LOSS_TYPES
+
+logger = logging.getLogger(__name__)
 
 TRACKERS = ("wandb", "tensorboard")
 
@@ -55,7 +58,7 @@ class GRPOConfig:
         num_eval_tasks: size of the fixed panel, the first tasks of the evaluation split.
         eval_temperature: sampling temperature in evaluation.
         save_steps: checkpoint every so many updates; 0 only at the end.
-        save_total_limit: checkpoints kept.
+        save_total_limit: checkpoints kept; None keeps all.
         log_completions: trajectories written out as readable text per update; 0 writes none.
         report_to: any of ``"wandb"``, ``"tensorboard"``, or ``"all"`` that are installed, or ``"none"``; JSONL metrics
             are always written.
@@ -105,7 +108,7 @@ class GRPOConfig:
     num_eval_tasks: int = 64
     eval_temperature: float = 0.4
     save_steps: int = 50
-    save_total_limit: int = 2
+    save_total_limit: int | None = 2
     log_completions: int = 2
     report_to: tuple[str, ...] = ()
     max_skipped_steps: int = 3
@@ -122,8 +125,11 @@ class GRPOConfig:
             TypeError: an option is of another kind, text where a number is needed for instance, or unknown.
             ValueError: an option is out of range, or two do not go together.
         """
+        # None, as an empty entry of a YAML file, holds nothing
         self.sampling = _sampling(self.sampling)
-        self.chat_template_kwargs = check_template_kwargs(self.chat_template_kwargs, "GRPOConfig")
+        kwargs = {} if self.chat_template_kwargs is None else self.chat_template_kwargs
+        self.chat_template_kwargs = check_template_kwargs(kwargs, "GRPOConfig")
+        self.credit_options = {} if self.credit_options is None else self.credit_options
         self.report_to = trackers(self.report_to)
         self.output_dir = os.fspath(self.output_dir) if isinstance(self.output_dir, os.PathLike) else self.output_dir
         for name, value in check_options("GRPOConfig", vars(self), _RULES).items():
@@ -150,16 +156,17 @@ class GRPOConfig:
                 f"be at most the {slots} trajectories of an update (num_tasks x num_generations)",
                 "lower it",
             ),
-            (
-                "warmup_steps",
-                self.warmup_steps <= self.max_steps,
-                f"be at most max_steps = {self.max_steps}",
-                "the learning rate would never be reached; lower it",
-            ),
         ]
         for name, ok, rule, fix in pairs:
             if not ok:
                 raise ValueError(f"GRPOConfig: {name} must {rule}, got {getattr(self, name)!r}; {fix}")
+        if 0 < self.max_steps < self.warmup_steps:
+            logger.warning(
+                "warmup_steps = %d is more than max_steps = %d: the learning rate of %g is never reached",
+                self.warmup_steps,
+                self.max_steps,
+                self.learning_rate,
+            )
 
 
 _RULES = {
@@ -196,7 +203,7 @@ _RULES = {
     "num_eval_tasks": count(1),
     "eval_temperature": number(fix="0 is greedy"),
     "save_steps": count(0, fix="0 saves only at the end"),
-    "save_total_limit": count(1),
+    "save_total_limit": count(1, none="to keep all"),
     "log_completions": count(0),
     "max_skipped_steps": count(0),
     "seed": count(0),

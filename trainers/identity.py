@@ -50,6 +50,11 @@ _FREE_ADAPTER_OPTIONS = frozenset({"base_model_name_or_path", "revision", "peft_
 # attributes of a suite that say where something lies on this machine
 _PLACES = re.compile(r"(^|_)(data|root|folder|dir|directory|path|file|url|cache|host|port|retriever)s?$")
 
+_LONGEST = 100
+"""Entries of a suite's list that a checkpoint writes out."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
 
 def is_adapted(model: Any) -> bool:
     """Whether the model carries a peft adapter."""
@@ -83,7 +88,14 @@ def fingerprint(
 
 
 def _sorted(value: Any) -> Any:
-    return sorted(value) if isinstance(value, set) else str(value)
+    return sorted(value, key=str) if isinstance(value, set) else _text(value)
+
+
+def _text(value: Any) -> str:
+    """The text of an object without its address in memory, which every process has anew."""
+    if isinstance(value, functools.partial):
+        return f"partial of {_text(value.func)}"
+    return getattr(value, "__qualname__", None) or _ADDRESS.sub("", str(value))
 
 
 def fingerprint_of(trainer: GRPOTrainer) -> dict[str, str]:
@@ -126,11 +138,27 @@ def describe_suite(suite: Any) -> dict[str, Any]:
         elif is_dataclass(value) and not isinstance(value, type):
             found |= {f"{name}.{key}": inner for key, inner in describe_suite(value).items()}
         elif _is_plain(value):
-            found[name] = plain(value)
+            found[name] = _short(plain(value))
     for name in ("name", "max_turns", "history_length", "stop_strings", "causal_span"):
-        if _is_plain(value := getattr(suite, name, None)) and value is not None:
-            found[name] = plain(value)
+        try:
+            value = getattr(suite, name, None)
+        except Exception:  # a property; what needs it says so when it is asked
+            continue
+        if _is_plain(value) and value is not None:
+            found[name] = _short(plain(value))
     return found
+
+
+def unmoved(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of a suite's description that are as they were: what a suite counts or caches is no option of a run."""
+    return {name: value for name, value in before.items() if repr(now.get(name)) == repr(value)}
+
+
+def _short(value: Any) -> Any:
+    """The value, or a hash of a long list: a suite may keep all its words, and every checkpoint would repeat them."""
+    if not isinstance(value, list) or len(value) <= _LONGEST:
+        return value
+    return f"{len(value)} entries, {hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]}"
 
 
 def _is_plain(value: Any) -> bool:
@@ -153,7 +181,7 @@ def plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, enum.Enum):
         return plain(value.value)
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else _text(value)
 
 
 def check_resumable(
@@ -220,7 +248,7 @@ def _differences(prefix: str, before: Mapping[str, Any], here: Mapping[str, Any]
             lines += _differences(f"{prefix}{name}.", old, new)
             lines += [f"{prefix}{name}.{key}: {old[key]!r} -> absent" for key in sorted(old.keys() - new.keys())]
             lines += [f"{prefix}{name}.{key}: absent -> {new[key]!r}" for key in sorted(new.keys() - old.keys())]
-        elif old != new:
+        elif old != new and repr(old) != repr(new):  # NaN is not even itself
             lines.append(f"{prefix}{name}: {old!r} -> {new!r}")
     return lines
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from .identity import is_adapted
+from .readback import warn_where_it_reads_back_otherwise
 
 
 def check_saveable(model: Any, tokenizer: Any, state: Any) -> None:
-    """Write everything of a checkpoint but weights into a temporary folder.
+    """Write everything of a checkpoint but weights into a temporary folder; warn of a tokenizer that reads otherwise.
 
     Args:
         model: the bare policy.
@@ -41,6 +42,7 @@ def check_saveable(model: Any, tokenizer: Any, state: Any) -> None:
                     f"GRPOTrainer: {part} must be something that can be saved, got {type(error).__name__}: "
                     f"{' '.join(str(error).split())}; {fixes[part]}"
                 ) from error
+        warn_where_it_reads_back_otherwise(tokenizer, Path(name))
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None and not is_adapted(model) and not quantizer.is_serializable():
         raise ValueError(

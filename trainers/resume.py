@@ -25,7 +25,7 @@ from .checkpoint import (
 )
 from .distributed import agree_max, full_weights, is_sharded, load_full_weights, zero_stage
 from .guard import set_later_aside
-from .identity import check_resumable, fingerprint_of, is_adapted, plain
+from .identity import check_resumable, describe_suite, fingerprint_of, is_adapted, plain, unmoved
 from .optimizer_state import collect_optimizer, restore_optimizer
 from .reference import InitialWeights
 from .rehearsal import check_saveable
@@ -154,6 +154,7 @@ def _state(trainer: GRPOTrainer) -> dict[str, Any]:
         "config": plain(asdict(trainer.config)),
         "fingerprint": fingerprint_of(trainer),
         **trainer.description,
+        "suite": unmoved(trainer.description["suite"], describe_suite(trainer.suite)),
         "adapter": is_adapted(trainer.model),
         "num_processes": trainer.accelerator.num_processes,
     }
@@ -207,7 +208,11 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
         )
     if state["adapter"] != is_adapted(model):
         raise ValueError(
-            f"GRPOTrainer.resume: peft_config must be {'given' if state['adapter'] else 'None'}, as in the checkpoint"
+            "GRPOTrainer.resume: peft_config must be given, as in the checkpoint, got None; pass the run's LoraConfig "
+            "(--lora-rank in the examples)"
+            if state["adapter"]
+            else "GRPOTrainer.resume: peft_config must be None, as in the checkpoint, got a model with an adapter; "
+            "leave it out, or start anew from the checkpoint's model folder"
         )
     changed = check_resumable(state, trainer.config, fingerprint_of(trainer), trainer.description, allow_changed_config)
     if changed:

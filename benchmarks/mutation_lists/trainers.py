@@ -77,7 +77,7 @@ MUTATIONS = (
     ("grpo", "seed=self.config.seed,\n", "seed=0,\n", "rollouts without the run's seed", INPUTS),
     ("grpo", "step=self.step,\n", "step=0,\n", "rollouts of every update alike", INPUTS),
     ("grpo", 'self.recipe.student_context == "privileged"', "False", "Skill-GRPO trains without the skill", INPUTS),
-    ("grpo", ".snapshot.update(self.model, self.step)", ".snapshot.update(self.model, self.step + 1)",
+    ("grpo", ".snapshot.update(self.model, self.step + 1)", ".snapshot.update(self.model, self.step + 2)",
      "snapshot refreshed an update early", TEACHER),
     ("phase", "if not self.config.invalid_action_penalty or", "if True or", "invalid-action penalty ignored", PENALTY),
     ("phase", "**normalization_of(self.credit.options),", "", "penalty ignores how the method normalises", PENALTY),

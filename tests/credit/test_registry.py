@@ -5,11 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from credit_cases import random_batch
 
-from turncredit.credit import Credit, CreditInputs, get_credit, grpo, list_credits, register_credit, registry, rlsd
+from turncredit.credit import (
+    Credit,
+    CreditInputs,
+    Mean,
+    get_credit,
+    grpo,
+    list_credits,
+    register_credit,
+    registry,
+    rlsd,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +143,38 @@ def test_a_method_must_return_credit() -> None:
     register_credit("bare")(lambda inputs: inputs.rewards)  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match="bare: the method must return a Credit, got Tensor; return Credit"):
         get_credit("bare")(random_batch(0))
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (None, 1), (1, None)])
+def test_advantages_must_be_those_of_every_token(shape: tuple) -> None:
+    """Torch would spread another shape over the batch without a word."""
+    inputs = random_batch(0)
+    size = [own if wanted is None else wanted for own, wanted in zip(inputs.response_mask.shape, shape, strict=False)]
+    register_credit("spread")(lambda inputs: Credit(torch.ones(size), torch.ones(len(inputs.turn_ids))))
+    with pytest.raises(
+        ValueError, match=re.escape(f"spread: advantages must be [M, T] = {[*inputs.response_mask.shape]}")
+    ):
+        get_credit("spread")(inputs)
+
+
+@pytest.mark.parametrize("value", ["fast", "3", None, [1.0], torch.ones(2)])
+def test_a_metric_must_be_a_number(value: object) -> None:
+    def mine(inputs: CreditInputs) -> Credit:
+        return Credit(grpo(inputs).advantages, torch.ones(len(inputs.turn_ids)), {"size": value})  # type: ignore[dict-item]
+
+    register_credit("mine")(mine)
+    with pytest.raises(TypeError, match=r"mine: metrics must be numbers, got .* for 'size'; return tensors in details"):
+        get_credit("mine")(random_batch(0))
+
+
+def test_metrics_of_any_numeric_type_are_floats_and_keep_what_they_know() -> None:
+    def mine(inputs: CreditInputs) -> Credit:
+        metrics = {"a": torch.tensor(2.0), "b": np.float32(0.5), "c": 3, "d": Mean(1.0, 4), "e": True}
+        return Credit(grpo(inputs).advantages, torch.ones(len(inputs.turn_ids)), metrics)  # type: ignore[arg-type]
+
+    register_credit("mine")(mine)
+    found = get_credit("mine")(random_batch(0)).metrics
+    assert found == {"a": 2.0, "b": 0.5, "c": 3.0, "d": 1.0, "e": 1.0}
+    assert all(isinstance(value, float) for value in found.values())
+    assert isinstance(found["d"], Mean)
+    assert found["d"].weight == 4

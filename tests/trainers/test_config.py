@@ -73,7 +73,6 @@ def test_none_is_taken_where_it_means_something(name):
         ({"delta": 2.0, "epsilon_high": 1.0}, r"delta must exceed 1 \+ epsilon_high = 2, got 2.0"),
         ({"epsilon": 20}, r"epsilon must be a number of at least 0 and at most 1, got 20"),
         ({"num_tasks": 2, "num_generations": 2, "num_minibatches": 5}, r"num_minibatches must be at most the 4 traj"),
-        ({"warmup_steps": 11, "max_steps": 10}, r"warmup_steps must be at most max_steps = 10, got 11"),
         ({"per_device_train_batch_size": 0}, r"per_device_train_batch_size must be a whole number of at least 1"),
         ({"loss_type": "mean"}, r"loss_type must be one of .*token-mean.* got 'mean'"),
         ({"seed": -1}, r"seed must be a whole number of at least 0, got -1"),

@@ -1,0 +1,119 @@
+"""What a continued run may have otherwise: addresses, counters, caches, NaN; and ordinary configurations."""
+
+import enum
+import functools
+import logging
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_model, tiny_tokenizer
+from toy import ToySuite
+
+from turncredit.rollout import SamplingConfig
+from turncredit.trainers import GRPOConfig, GRPOTrainer
+from turncredit.trainers.checkpoint import list_checkpoints
+from turncredit.trainers.identity import describe_suite, plain, unmoved
+
+
+def trainer(folder, suite, **changes):
+    settings = {
+        "max_steps": 1,
+        "num_tasks": 2,
+        "num_generations": 2,
+        "credit": "grpo",
+        "sampling": SamplingConfig(max_completion_length=4),
+        "num_workers": 0,
+        "beta": 0.0,
+        "eval_steps": 0,
+        "num_eval_tasks": 1,
+    }
+    return GRPOTrainer(
+        tiny_model(), tiny_tokenizer(), suite, GRPOConfig(output_dir=str(folder), **{**settings, **changes})
+    )
+
+
+class Keeps(ToySuite):
+    """Counts, caches and holds what is no option, and is the same object in both parts of a run."""
+
+    def __init__(self):
+        super().__init__(num_tasks=8, needed=1, lenient=True)
+        self.calls, self.seen, self.unset, self.words = 0, [], float("nan"), [str(i) for i in range(1000)]
+
+    def messages(self, task, history, observation):
+        self.calls += 1
+        self.seen.append(self.calls)
+        return super().messages(task, history, observation)
+
+
+def test_a_suite_that_counted_meanwhile_is_the_same_suite(tmp_path):
+    suite = Keeps()
+    with trainer(tmp_path, suite) as run:
+        run.train()
+        assert suite.calls > 0
+    with trainer(tmp_path, suite, max_steps=2) as run:
+        run.train(resume_from=True)
+        assert run.step == 2
+    suite.history_length = 1
+    with trainer(tmp_path, suite, max_steps=3) as run, pytest.raises(ValueError, match=r"suite.history_length: 2 -> 1"):
+        run.train(resume_from=True)
+
+
+def test_only_what_moved_is_left_out():
+    before = {"max_turns": 4, "calls": 0, "unset": float("nan"), "gone": 1}
+    assert list(unmoved(before, {"max_turns": 4, "calls": 3, "unset": float("nan")})) == ["max_turns", "unset"]
+
+
+def test_a_long_list_is_a_hash_that_tells_lists_apart():
+    one, other = Keeps(), Keeps()
+    other.words[500] = "another"
+    words = [describe_suite(suite)["words"] for suite in (one, other, Keeps())]
+    assert words[0] == words[2] != words[1]
+    assert len(words[0]) < 60
+
+
+def test_a_property_that_raises_is_no_option():
+    class Suite:
+        name = "mine"
+
+        @property
+        def history_length(self):
+            raise RuntimeError("not yet")
+
+    assert describe_suite(Suite()) == {"name": "mine"}
+
+
+def test_no_address_in_memory_is_compared():
+    class Thing:
+        pass
+
+    class Mode(enum.Enum):
+        A = Thing()
+
+    values = [Thing(), Mode.A, functools.partial(max, 1), abs, lambda x: x, torch.nn.Linear, {"f": [Thing()]}]
+    assert "0x" not in str([plain(value) for value in values])
+    assert plain(Thing()) == plain(Thing())
+    assert plain(abs) == "abs"
+    assert plain(functools.partial(min, 1)) != plain(functools.partial(max, 1))
+
+
+def test_a_smoke_test_of_a_run_with_warmup_is_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert GRPOConfig(max_steps=2, warmup_steps=10).warmup_steps == 10
+    assert "warmup_steps = 10 is more than max_steps = 2" in caplog.text
+    caplog.clear()
+    GRPOConfig(max_steps=0, warmup_steps=10)  # to evaluate
+    assert caplog.text == ""
+
+
+def test_empty_entries_and_flags_of_numpy_are_ordinary():
+    given = {"credit_options": None, "chat_template_kwargs": None, "preflight": np.bool_(False)}
+    config = GRPOConfig(**given)
+    assert (config.credit_options, config.chat_template_kwargs) == ({}, {})
+    assert config.preflight is False
+
+
+def test_all_checkpoints_are_kept_without_a_limit(tmp_path):
+    with trainer(tmp_path, ToySuite(num_tasks=8), max_steps=4, save_steps=1, save_total_limit=None) as run:
+        run.train()
+    assert len(list_checkpoints(tmp_path / "checkpoints")) == 4
