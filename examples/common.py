@@ -154,7 +154,7 @@ def load_model(args: argparse.Namespace, embedded: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
     from peft import PeftConfig, PeftModel
 
-    base = PeftConfig.from_pretrained(source).base_model_name_or_path
+    base: Any = PeftConfig.from_pretrained(source).base_model_name_or_path
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **options)
     return PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ def preflight(
         model: a causal language model, or a peft model around one.
         tokenizer: its tokenizer, with a chat template and a padding token.
         suite: the task suite, whose first task's messages are rendered; None leaves that out.
-        sampling: the run's sampling settings: temperature and lengths.
+        sampling: the run's sampling settings: temperature and lengths; without them the defaults' lengths only warn.
         reference: the reference model of the KL term, or None.
         mixed_precision: ``"no"`` or ``"bf16"``, the run's autocast.
         chat_template_kwargs: further variables of the chat template, such as ``{"enable_thinking": False}``.
@@ -127,7 +127,14 @@ def preflight(
             masters=mixed_precision == "bf16",  # the trainer makes trainable weights float32 then
             chat_template_kwargs=chat_template_kwargs or {},
         )
-        return preflight_run(parts)
+        report = preflight_run(parts)
+    return report if sampling is not None else replace(report, checks=tuple(map(_without_settings, report.checks)))
+
+
+def _without_settings(check: Check) -> Check:
+    """A check of lengths that nobody asked for is no refusal."""
+    refused = check.name == "lengths" and check.status == REFUSED
+    return replace(check, status=WARNING, got=f"by default {check.got}") if refused else check
 
 
 def preflight_run(parts: RunParts) -> PreflightReport:

@@ -30,7 +30,7 @@ class EndOfTurn:
 
 def named_stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """End-of-sequence ids of the tokenizer and of the model's generation config."""
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    configured: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     configured = configured.tolist() if hasattr(configured, "tolist") else configured  # a tensor or numpy's
     listed = configured if isinstance(configured, list | tuple) else [configured]
     return tuple(sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None}))

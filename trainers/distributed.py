@@ -97,6 +97,32 @@ def gathered(parameters: Sequence[nn.Parameter], modifier_rank: int | None = Non
 
 
 @contextlib.contextmanager
+def sharded_for_generation(scorer: Any) -> Iterator[None]:
+    """Inside, ZeRO-3's weights stay sharded and every token is a collective call on all processes.
+
+    DeepSpeed writes down the order of modules from one forward pass of the whole scorer to the next, and plans from it
+    which weights to fetch early and which to keep. Generation calls the model inside and would become a part of that.
+    """
+    if not is_sharded(scorer):
+        yield
+        return
+    forget_order(scorer)
+    try:
+        yield
+    finally:
+        forget_order(scorer)
+
+
+def forget_order(scorer: Any) -> None:
+    """Let DeepSpeed forget the order of modules that it has seen, and put every weight back into its parts."""
+    offload = scorer.optimizer.parameter_offload
+    coordinator = offload.get_param_coordinator()
+    if not coordinator.is_invalid_trace():
+        coordinator._invalidate_trace()
+    offload.partition_all_parameters()
+
+
+@contextlib.contextmanager
 def whole_for_generation(scorer: Any) -> Iterator[None]:
     """Inside, every process can run the model at its own pace: ZeRO-3's weights are gathered once and left alone.
 

@@ -27,7 +27,7 @@ from .assembly import check_processes, check_tasks, make_collector, make_credit,
 from .batch import make_batch, usable
 from .callbacks import TrainerCallback
 from .config import GRPOConfig
-from .distributed import agree_max, whole_for_generation, zero_stage
+from .distributed import agree_max, sharded_for_generation, whole_for_generation, zero_stage
 from .encoder import Encoder, load_encoder
 from .first_update import FirstUpdate
 from .guard import (
@@ -452,8 +452,8 @@ class GRPOTrainer:
     @contextlib.contextmanager
     def _generation(self):
         """Sampling sees the same precision as scoring, and under ZeRO-3 whole weights, gathered once."""
-        whole = self.config.ds3_gather_for_generation
-        with self.accelerator.autocast(), whole_for_generation(self.scorer) if whole else contextlib.nullcontext():
+        weights = whole_for_generation if self.config.ds3_gather_for_generation else sharded_for_generation
+        with self.accelerator.autocast(), weights(self.scorer):
             yield
 
     @contextlib.contextmanager

@@ -466,3 +466,9 @@ def test_share_of_unknown_tokens():
     unknown = tokenizer.unk_token_id
     assert unknown_share(tokenizer, [(3, 4, unknown), (3,)]) == 0.25
     assert unknown_share(tokenizer, []) == 0.0
+
+
+def test_lengths_that_nobody_asked_for_warn_and_those_of_a_run_refuse():
+    model, tokenizer = tiny_model(max_position_embeddings=512), tiny_tokenizer()
+    assert preflight(model, tokenizer)["lengths"].status == "warning"
+    assert preflight(model, tokenizer, sampling=SamplingConfig())["lengths"].status == "refused"
