@@ -28,7 +28,7 @@ from turncredit.credit.spans import segment_spans
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-import reference_align
+from helpers import reference_align
 from timing import in_turns
 
 

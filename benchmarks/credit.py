@@ -33,7 +33,7 @@ from turncredit.credit import Correspondence, CreditInputs, Sources, TaskBlock, 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import align
-import reference
+from helpers import reference
 from timing import in_turns
 
 METHODS = ("grpo", "agent_opsd", "agent_opsd_token", "rlsd", "step_opsd", "gigpo")

@@ -7,10 +7,10 @@ import json
 
 import pytest
 import torch
-from align_cases import inputs_of, random_case, shuffled
+from helpers.align_cases import inputs_of, random_case, shuffled
+from helpers.reference_align import align_opsd as naive_align
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_align import align_opsd as naive_align
 
 from turncredit.credit.align_opsd import ALIGN_PROFILES, align_opsd
 from turncredit.credit.correspondence import correspondence_from_similarity

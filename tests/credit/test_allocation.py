@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
+from helpers.reference_align import allocate as naive_allocate
+from helpers.reference_align import project, project_by_sorting
+from helpers.reference_align import residual as naive_residual
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reference_align import allocate as naive_allocate
-from reference_align import project, project_by_sorting
-from reference_align import residual as naive_residual
 
 from turncredit.credit import allocation
 from turncredit.credit.allocation import allocate, hierarchical_density, project_density

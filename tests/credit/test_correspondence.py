@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from align_cases import correspondence_of, random_case
+from helpers.align_cases import correspondence_of, random_case
+from helpers.reference_align import eligibility, select
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_align import eligibility, select
 
 from turncredit.credit.correspondence import (
     Correspondence,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from credit_cases import random_batch
+from helpers.credit_cases import random_batch
 
 from turncredit import credit as package
 from turncredit.credit import get_credit, grpo, list_credits, registry

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from credit_cases import hand_batch, random_batch, reorder_rows
+from helpers.credit_cases import hand_batch, random_batch, reorder_rows
 
 from turncredit.credit import gigpo, similarity_anchors
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from credit_cases import hand_batch
+from helpers.credit_cases import hand_batch
 
 from turncredit.credit import agent_opsd, belief_revisions, gigpo, group_relative_advantages, grpo, rlsd, step_opsd
 from turncredit.credit._segments import decayed_sums

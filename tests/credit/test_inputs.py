@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
-from credit_cases import hand_batch, random_batch
+from helpers.credit_cases import hand_batch, random_batch
 
 from turncredit.credit import Credit, CreditInputs, get_credit, group_relative_advantages, similarity_anchors
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from align_cases import inputs_of, random_case
-from credit_cases import random_batch
+from helpers.align_cases import inputs_of, random_case
+from helpers.credit_cases import random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

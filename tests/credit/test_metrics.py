@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from align_cases import inputs_of, random_case
-from credit_cases import random_batch
+from helpers.align_cases import inputs_of, random_case
+from helpers.credit_cases import random_batch
 
 from turncredit.credit import CreditInputs, Deviation, Largest, Mean, Total, get_credit, join_metrics, list_credits
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from credit_cases import hand_batch, random_batch, reorder_rows, reorder_trajectories
+from helpers.credit_cases import hand_batch, random_batch, reorder_rows, reorder_trajectories
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
-from align_cases import random_case, scored
+from helpers.align_cases import random_case, scored
+from helpers.reference_align import eligibility, select
+from helpers.reference_align import rectify as naive_rectify
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_align import eligibility, select
-from reference_align import rectify as naive_rectify
 
 from turncredit.credit.correspondence import correspondence_from_similarity
 from turncredit.credit.rectification import identity_rectification, rectify

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import reference
 import torch
-from credit_cases import random_batch
+from helpers import reference
+from helpers.credit_cases import random_batch
 
 from turncredit.credit import _masks, _units, agent_opsd, gigpo, grpo, rlsd, step_opsd
 

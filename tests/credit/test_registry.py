@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from credit_cases import random_batch
+from helpers.credit_cases import random_batch
 
 from turncredit.credit import (
     Credit,

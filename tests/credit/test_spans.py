@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
-from align_cases import correspondence_of, random_case
+from helpers.align_cases import correspondence_of, random_case
+from helpers.reference_align import boundary_threshold as naive_threshold
+from helpers.reference_align import divergence as naive_divergence
+from helpers.reference_align import eligibility, segment
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_align import boundary_threshold as naive_threshold
-from reference_align import divergence as naive_divergence
-from reference_align import eligibility, segment
 
 from turncredit.credit.correspondence import correspondence_from_similarity
 from turncredit.credit.profiles import Divergence, boundary_threshold, dense_profiles, profile_divergence

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from align_cases import inputs_of, random_case
-from credit_cases import reorder_rows, reorder_trajectories
+from helpers.align_cases import inputs_of, random_case
+from helpers.credit_cases import reorder_rows, reorder_trajectories
 
 from turncredit.credit import CreditInputs, get_credit, group_relative_advantages, list_credits
 

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-import result_fakes as known
+from helpers import result_fakes as known
 
 from turncredit.envs import EnvFailure, Observation, StepResult, VectorEnv
 from turncredit.envs.results import as_number, checked_answer, numeric_info

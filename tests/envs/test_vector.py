@@ -14,16 +14,16 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.processes import TESTS
 
 from turncredit.envs import EnvFailure, Observation, VectorEnv
 
-HERE = Path(__file__).parent
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.fixture
-def fakes(monkeypatch):
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("vector_fakes")
+def fakes():
+    return importlib.import_module("helpers.vector_fakes")
 
 
 def texts(answers):
@@ -270,9 +270,8 @@ def test_closing_closes_environments_and_ends_processes(fakes, tmp_path):
 
 
 PROGRAM = """
-    import os, signal, sys, time
-    sys.path.insert(0, {here!r})
-    from vector_fakes import Counter
+    import os, signal, time
+    from helpers.vector_fakes import Counter
     from turncredit.envs import VectorEnv
     envs = VectorEnv(Counter, 2, num_workers=2)
     envs.reset({{0: "a", 1: "b"}})
@@ -287,8 +286,10 @@ PROGRAM = """
     ids=["end", "exit", "error", "hard exit", "kill -9"],
 )
 def test_no_worker_outlives_its_parent(ending):
-    source = textwrap.dedent(PROGRAM).format(here=str(HERE), ending=ending)
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
+    source = textwrap.dedent(PROGRAM).format(ending=ending)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False, env=ENV
+    )
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2
     assert gone(pids)
@@ -296,8 +297,10 @@ def test_no_worker_outlives_its_parent(ending):
 
 def test_a_hanging_worker_does_not_outlive_a_killed_parent():
     ending = "envs.timeout = 0.3; envs._ask = None; envs._workers[0].send('step', {0: 'hang'}); time.sleep(0.3); "
-    source = textwrap.dedent(PROGRAM).format(here=str(HERE), ending=ending + "os.kill(os.getpid(), signal.SIGKILL)")
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
+    source = textwrap.dedent(PROGRAM).format(ending=ending + "os.kill(os.getpid(), signal.SIGKILL)")
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False, env=ENV
+    )
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2
     assert gone(pids)
@@ -306,10 +309,8 @@ def test_a_hanging_worker_does_not_outlive_a_killed_parent():
 def test_a_factory_of_the_script_itself_works(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
-        textwrap.dedent(f"""
-        import sys
-        sys.path.insert(0, {str(HERE)!r})
-        from vector_fakes import Counter
+        textwrap.dedent("""
+        from helpers.vector_fakes import Counter
         from turncredit.envs import VectorEnv
 
         class Mine(Counter):
@@ -317,10 +318,12 @@ def test_a_factory_of_the_script_itself_works(tmp_path):
 
         if __name__ == "__main__":
             with VectorEnv(Mine, 1, num_workers=1) as envs:
-                print(envs.reset({{0: "a"}})[0].text)
+                print(envs.reset({0: "a"})[0].text)
         """)
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False, env=ENV
+    )
     assert (done.stdout, done.stderr) == ("a:0\n", "")
 
 

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-import slot_fakes
-from slot_fakes import Steps
+from helpers import slot_fakes
+from helpers.slot_fakes import Steps
 
 from turncredit.envs import EnvFailure, VectorEnv
 from turncredit.envs._process import WorkerProcess

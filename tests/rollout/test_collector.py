@@ -1,7 +1,7 @@
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
-from toy import COLOURS, ToySuite
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import COLOURS, ToySuite
 
 from turncredit.envs import Task
 from turncredit.rollout import PolicyScorer, RolloutCollector, SamplingConfig, StopReason, score_responses

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from families import KINDS, build
+from helpers.families import KINDS, build
 from torch import nn
 
 from turncredit.rollout.determinism import make_deterministic

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import result_fakes as known
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToySuite
+from helpers import result_fakes as known
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
 
 from turncredit.envs import ParsedResponse, Task
 from turncredit.rollout import RolloutCollector, SamplingConfig, StopReason

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from families import KINDS, build, make_config, scramble
-from family_checks import SAMPLED, SCORED, examine, survey
+from helpers.families import KINDS, build, make_config, scramble
+from helpers.family_checks import SAMPLED, SCORED, examine, survey
 from transformers import GraniteConfig, LlavaConfig, LlavaForConditionalGeneration
 
 ALWAYS = {

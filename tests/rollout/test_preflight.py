@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToySuite
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,

@@ -1,5 +1,5 @@
 import pytest
-from tiny import tiny_tokenizer
+from helpers.tiny import tiny_tokenizer
 
 from turncredit.rollout import render_prompt, with_privileged_context
 from turncredit.rollout.prompts import check_tokenizer

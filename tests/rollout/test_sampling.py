@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
+from helpers.tiny import tiny_model, tiny_tokenizer
 
 from turncredit.rollout import PolicyScorer, SamplingConfig, StopReason, score_responses
 from turncredit.rollout.sampling import Sampler, response_uniforms
@@ -143,8 +143,8 @@ def test_bad_arguments_are_named(sampler):
 
 
 def test_a_model_that_takes_padding_for_text_gets_prompts_of_equal_lengths_only(caplog):
-    from families import build
-    from family_checks import UNEQUAL, tokenizer
+    from helpers.families import build
+    from helpers.family_checks import UNEQUAL, tokenizer
 
     model = build("recurrent_gemma", "RecurrentGemmaForCausalLM")
     config = SamplingConfig(max_completion_length=5)

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from families import build, make_config
+from helpers.families import build, make_config
+from helpers.tiny import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny_model
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToyEnv, ToySuite
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToyEnv, ToySuite
 
 from turncredit.envs import Observation, StepResult, Task
 from turncredit.rollout import RolloutCollector, SamplingConfig, StopReason, render_prompt

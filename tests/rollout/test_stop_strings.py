@@ -2,10 +2,10 @@ import time
 
 import pytest
 import torch
-from text_tokenizers import KINDS, byte_level_tokenizer
-from tiny import tiny_model, tiny_tokenizer
+from helpers.text_tokenizers import KINDS, byte_level_tokenizer
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from toy import ToySuite
 from transformers import PreTrainedTokenizerFast
 
 from turncredit.rollout import RolloutCollector, SamplingConfig, StopReason

@@ -1,7 +1,7 @@
 import re
 
 import pytest
-from text_tokenizers import (
+from helpers.text_tokenizers import (
     CHATML,
     CLOCK,
     KINDS,
@@ -11,8 +11,8 @@ from text_tokenizers import (
     SWITCH,
     byte_level_tokenizer,
 )
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToySuite
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
 
 from turncredit.envs import ParsedResponse
 from turncredit.envs.alfworld.prompts import parse_response as alfworld_parse

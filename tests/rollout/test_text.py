@@ -1,5 +1,5 @@
 import pytest
-from text_tokenizers import KINDS
+from helpers.text_tokenizers import KINDS
 
 from turncredit.rollout.text import plain, plain_text, token_range
 

@@ -7,10 +7,10 @@ import json
 import math
 
 import pytest
-import result_fakes as known
 import torch
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToyEnv, ToySuite
+from helpers import result_fakes as known
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToyEnv, ToySuite
 
 from turncredit.rollout import SamplingConfig
 from turncredit.trainers import GRPOConfig, GRPOTrainer

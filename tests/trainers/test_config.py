@@ -7,8 +7,8 @@ from dataclasses import asdict, fields
 
 import numpy as np
 import pytest
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToySuite
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
 
 from turncredit.credit import get_credit, list_credits, register_credit, registry
 from turncredit.rollout import SamplingConfig

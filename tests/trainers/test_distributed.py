@@ -6,14 +6,14 @@ import pytest
 import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_deepspeed_cmd_env
-from processes import finish, start
-from run_distributed import METHODS, OPTIONS, SUITE, config, lines, methods, saved
-from tiny import tiny_model, tiny_tokenizer
+from helpers.processes import finish, start
+from helpers.run_distributed import METHODS, OPTIONS, SUITE, config, lines, methods, saved
+from helpers.tiny import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from turncredit.trainers import GRPOTrainer
 
-SCRIPT = Path(__file__).parents[1] / "run_distributed.py"
+SCRIPT = Path(__file__).parents[1] / "helpers" / "run_distributed.py"
 OWN = ("time/", "rollout/workers", "train/failed_saves")  # what a process says of itself
 
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
-from gradient_cases import Cramped, make_rows
-from processes import finish, start
-from run_faults import MOMENTS, SUITE, config
+from helpers.gradient_cases import Cramped, make_rows
+from helpers.processes import finish, start
+from helpers.run_faults import MOMENTS, SUITE, config
+from helpers.tiny import tiny_model, tiny_tokenizer
 from safetensors.torch import load_file
-from tiny import tiny_model, tiny_tokenizer
 
 from turncredit.rollout import load_trajectories
 from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback, checkpoint, optimization, resume, snapshots
@@ -64,7 +64,7 @@ def hurt(tmp_path_factory):
     """Runs in processes of their own, hurt in the third of five updates: folder, and exit code by fault."""
     folder = tmp_path_factory.mktemp("hurt")
     faults = [*(f"{moment}:SIGKILL" for moment in MOMENTS), "generation:SIGTERM", "disk"]
-    code, output = finish(start(TESTS / "run_faults.py", str(folder), *faults, world=1), timeout=300)[0]
+    code, output = finish(start(TESTS / "helpers" / "run_faults.py", str(folder), *faults, world=1), timeout=300)[0]
     assert code == 0, output[-3000:]
     found = [json.loads(line) for line in output.splitlines() if line.startswith('{"fault"')]
     return folder, {line["fault"]: line["code"] for line in found}, output
@@ -199,7 +199,7 @@ def test_a_worker_that_grows_is_replaced_between_episodes(tmp_path):
 def test_one_process_that_fails_ends_the_other(tmp_path):
     """No process waits for ever for one that is gone, and the rollouts of the failed update are on disk."""
     began = time.monotonic()
-    pair = start(TESTS / "run_distributed.py", "fail", str(tmp_path), ACCELERATE_USE_CPU="true")
+    pair = start(TESTS / "helpers" / "run_distributed.py", "fail", str(tmp_path), ACCELERATE_USE_CPU="true")
     results = finish(pair, timeout=200)
     assert [code != 0 for code, _ in results] == [True, True], results
     assert -9 not in [code for code, _ in results], f"a process had to be killed after {time.monotonic() - began:.0f} s"

@@ -6,8 +6,8 @@ import math
 
 import torch
 from accelerate import Accelerator
-from gradient_cases import config, make_rows
-from tiny import tiny_model
+from helpers.gradient_cases import config, make_rows
+from helpers.tiny import tiny_model
 
 from turncredit.rollout import PolicyScorer
 from turncredit.trainers import AuxiliaryLoss

@@ -1,9 +1,9 @@
 """Rows and positions in a whole update: learned positions raise an IndexError where a row is longer."""
 
 import pytest
-from run_faults import config
-from tiny import tiny_tokenizer
-from toy import ToySuite
+from helpers.run_faults import config
+from helpers.tiny import tiny_tokenizer
+from helpers.toy import ToySuite
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from turncredit.rollout import SamplingConfig

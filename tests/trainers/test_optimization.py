@@ -6,8 +6,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from gradient_cases import CASES, GROUPS, Cramped, config, make_rows, run_rank
-from tiny import tiny_model
+from helpers.gradient_cases import CASES, GROUPS, Cramped, config, make_rows, run_rank
+from helpers.tiny import tiny_model
 
 from turncredit.rollout import PolicyScorer
 from turncredit.trainers import AuxiliaryLoss, GRPOConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
-from update_cases import SUITE, config
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.update_cases import SUITE, config
 
 from turncredit.credit import invalid_action_residual
 from turncredit.rollout import StopReason, Trajectory, Turn

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToySuite
-from update_cases import SUITE, config, play, score
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
+from helpers.update_cases import SUITE, config, play, score
 
 from turncredit.credit import get_credit
 from turncredit.rollout import PolicyScorer, SamplingConfig, render_prompt

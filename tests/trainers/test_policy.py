@@ -8,8 +8,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from run_faults import SUITE, config
-from tiny import tiny_model, tiny_tokenizer
+from helpers.run_faults import SUITE, config
+from helpers.tiny import tiny_model, tiny_tokenizer
 
 from turncredit.rollout import score_responses
 from turncredit.trainers import GRPOTrainer, TrainerCallback

@@ -8,9 +8,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
-from run_faults import SUITE, config
+from helpers.run_faults import SUITE, config
+from helpers.tiny import tiny_model, tiny_tokenizer
 from safetensors.torch import load_file
-from tiny import tiny_model, tiny_tokenizer
 
 from turncredit.rollout import PolicyScorer, score_responses
 from turncredit.trainers import GRPOTrainer

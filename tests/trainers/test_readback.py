@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import tiny_model, tiny_tokenizer
+from helpers.tiny import tiny_model, tiny_tokenizer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from turncredit.trainers import readback

@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToySuite
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
 
 from turncredit.rollout import SamplingConfig
 from turncredit.trainers import GRPOConfig, GRPOTrainer

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToySuite
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
 
 from turncredit.envs import ParsedResponse
 from turncredit.rollout import PolicyScorer, StopReason, Trajectory, Turn, render_prompt, score_responses

@@ -7,10 +7,10 @@ import random
 
 import pytest
 import torch
-from reference import agent_opsd, step_opsd
-from reference_align import align_opsd as naive_align
-from reference_align import eligibility, rectify, select
-from reference_update import (
+from helpers.reference import agent_opsd, step_opsd
+from helpers.reference_align import align_opsd as naive_align
+from helpers.reference_align import eligibility, rectify, select
+from helpers.reference_update import (
     ReferenceRun,
     assert_equal_weights,
     give_grpo_credit,
@@ -20,8 +20,8 @@ from reference_update import (
     rollouts,
     score,
 )
-from tiny import tiny_model, tiny_tokenizer
-from update_cases import SUITE, TOKENIZER, Angles, config, play, run_updates
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.update_cases import SUITE, TOKENIZER, Angles, config, play, run_updates
 
 from turncredit.envs import ParsedResponse
 from turncredit.rollout import render_prompt, with_privileged_context

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToySuite
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
 
 from turncredit.credit import list_credits
 from turncredit.envs import Task

@@ -1,8 +1,8 @@
 """The trainer under templates with variables, a clock and an opened thinking block."""
 
 import pytest
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToySuite
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
 
 from turncredit.rollout import SamplingConfig, StopReason, Trajectory, Turn, load_trajectories, save_trajectories
 from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback, phase

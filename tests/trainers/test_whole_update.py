@@ -7,10 +7,17 @@ import math
 
 import pytest
 import torch
-from reference import agent_opsd
-from reference_update import ReferenceRun, assert_equal_weights, give_grpo_credit, give_shaped_credit, rollouts, score
-from tiny import tiny_model
-from update_cases import TOKENIZER, config, run_updates
+from helpers.reference import agent_opsd
+from helpers.reference_update import (
+    ReferenceRun,
+    assert_equal_weights,
+    give_grpo_credit,
+    give_shaped_credit,
+    rollouts,
+    score,
+)
+from helpers.tiny import tiny_model
+from helpers.update_cases import TOKENIZER, config, run_updates
 
 from turncredit.rollout import render_prompt, with_privileged_context
 from turncredit.trainers.losses import LOSS_TYPES

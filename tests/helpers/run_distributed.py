@@ -16,9 +16,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 from safetensors.torch import load_file
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToySuite
 
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
 from turncredit.rollout import SamplingConfig
 from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
 from turncredit.trainers.distributed import full_weights

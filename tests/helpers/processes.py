@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+TESTS = str(Path(__file__).resolve().parents[1])
+"""The folder from which a program finds `helpers`."""
+
 
 def start(script: Path, *arguments: str, world: int = 2, **environment: str) -> list[subprocess.Popen]:
     """`world` processes of `script`, told where to meet; output is captured."""
@@ -24,7 +27,7 @@ def start(script: Path, *arguments: str, world: int = 2, **environment: str) -> 
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
-        "PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
         **environment,
     }
     if world == 1:

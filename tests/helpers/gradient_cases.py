@@ -7,8 +7,8 @@ import os
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from tiny import tiny_model
 
+from helpers.tiny import tiny_model
 from turncredit.rollout import PolicyScorer
 from turncredit.trainers import AuxiliaryLoss, GRPOConfig
 from turncredit.trainers.distributed import without_buffer_broadcasts

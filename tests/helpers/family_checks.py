@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from families import KINDS, VOCABULARY, build
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from helpers.families import KINDS, VOCABULARY, build
 from turncredit.rollout import PolicyScorer, SamplingConfig, score_responses
 from turncredit.rollout.determinism import make_deterministic
 from turncredit.rollout.sampling import Sampler

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import tiny_model, tiny_tokenizer
-from toy import ToyEnv, ToySuite
 
 import turncredit.trainers.checkpoint as checkpoint
 import turncredit.trainers.grpo as grpo
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToyEnv, ToySuite
 from turncredit.rollout import SamplingConfig
 from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
 

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from reference import group_advantages, step_opsd
-from tiny import tiny_model
-from update_cases import ADAM_EPS, NUM_GENERATIONS, NUM_TASKS, SUITE, play, run_updates, score
+
+from helpers.reference import group_advantages, step_opsd
+from helpers.tiny import tiny_model
+from helpers.update_cases import ADAM_EPS, NUM_GENERATIONS, NUM_TASKS, SUITE, play, run_updates, score
 
 
 class Row:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from toy import COLOURS
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from helpers.toy import COLOURS
 
 WORDS = (
     "<pad> <eos> <end> <user> <assistant> <think> </think> <action> </action> "

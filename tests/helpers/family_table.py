@@ -1,4 +1,4 @@
-"""Prints the tables of docs/models.md: python tests/family_table.py (some minutes)."""
+"""Prints the tables of docs/models.md: PYTHONPATH=tests python tests/helpers/family_table.py (some minutes)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import datetime
 import warnings
 
 import transformers
-from families import KINDS
-from family_checks import SAMPLED, SCORED, Verdict, survey
+
+from helpers.families import KINDS
+from helpers.family_checks import SAMPLED, SCORED, Verdict, survey
 
 WHY = {
     "not look ahead": "tokens behind others change their hidden states",

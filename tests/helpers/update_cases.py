@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from tiny import WORDS, tiny_tokenizer
-from toy import ToySuite
 
+from helpers.tiny import WORDS, tiny_tokenizer
+from helpers.toy import ToySuite
 from turncredit.rollout import SamplingConfig, StopReason, Trajectory, Turn, render_prompt
 from turncredit.trainers import GRPOConfig, GRPOTrainer
 
