@@ -117,7 +117,7 @@ def record_pair(names: list[str] | tuple[str, ...], stage: int) -> dict[str, Any
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """One line per run and update that is not the same."""
+    """One line per run and update that is not the same; metrics that only `after` has are no difference."""
     lines = []
     for kind in before:
         for name, old in before[kind].items():
@@ -126,8 +126,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
                 lines.append(f"{kind} {name}: missing")
                 continue
             for step, (first, second) in enumerate(zip(old["updates"], new["updates"], strict=True), 1):
-                keys = sorted(first.keys() | second.keys())
-                changed = [key for key in keys if first.get(key) != second.get(key)]
+                changed = [key for key in first if first[key] != second.get(key)]
                 shown = ", ".join(f"{key} {_shown(first, key)} -> {_shown(second, key)}" for key in changed)
                 if changed:
                     lines.append(f"{kind} {name} update {step}: {shown}")
