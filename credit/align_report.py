@@ -90,7 +90,7 @@ def align_details(
     allocation: Allocation,
     residual: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Tensors of one run, ``[M]`` each but ``rectified_gap`` ``[M, T]``."""
+    """Tensors of one run, ``[M]`` each but ``rectified_gap`` and ``rectified_logprobs`` ``[M, T]``."""
     details = {
         "spans": span_ids,
         "span_budgets": allocation.span_budget.to(gap.dtype),
@@ -98,6 +98,7 @@ def align_details(
         "raw_density": allocation.raw_density.to(gap.dtype),
         "turn_gaps": turn_gaps.to(gap.dtype),
         "rectified_gap": gap,
+        "rectified_logprobs": rectification.logprobs,
         "confidence": rectification.confidence,
         "strength": rectification.strength,
         "source_counts": rectification.source_counts,

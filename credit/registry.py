@@ -40,6 +40,10 @@ class CreditMethod:
     function: Callable[..., Credit] = field(repr=False)
     scheduled: bool = field(default=False, repr=False)
 
+    @property
+    def adds_residual(self) -> bool:
+        return "invalid_penalty" in self.options
+
     def __call__(self, inputs: CreditInputs, *, step: int | None = None) -> Credit:
         """Run the method; ``step`` (optimiser updates done) reaches only methods with a schedule."""
         extra = {"step": step} if self.scheduled and step is not None else {}

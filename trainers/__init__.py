@@ -1,9 +1,21 @@
-"""Trainers: configuration, objective, GRPO loop, checkpoints."""
+"""Trainers: configuration, methods, objective, GRPO loop, checkpoints."""
 
 from .callbacks import TrainerCallback
 from .config import GRPOConfig
 from .grpo import GRPOTrainer
+from .methods import Method, Run, Teacher, get_method, list_methods, provides, register_method
 from .optimization import AuxiliaryLoss
-from .recipes import RECIPES, Recipe, get_recipe
 
-__all__ = ["RECIPES", "AuxiliaryLoss", "GRPOConfig", "GRPOTrainer", "Recipe", "TrainerCallback", "get_recipe"]
+__all__ = [
+    "AuxiliaryLoss",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "Method",
+    "Run",
+    "Teacher",
+    "TrainerCallback",
+    "get_method",
+    "list_methods",
+    "provides",
+    "register_method",
+]

@@ -7,11 +7,49 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)$")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A part of a run that checkpoints save: what it says of itself goes into a file and comes back.
+
+    Every process makes both calls; process 0's answer is saved, and every process gets it. Answers hold tensors and plain
+    values. With a method ``reset()`` the part is told to begin anew where a checkpoint does not hold it.
+    """
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What to save."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> Any:
+        """Take back what `state_dict` said."""
+        ...
+
+
+def write_part(folder: Path, name: str, state: Mapping[str, Any]) -> None:
+    """Write a part's state, as safetensors where it holds tensors only."""
+    if state and all(isinstance(value, Tensor) for value in state.values()):
+        save_file({key: value.contiguous() for key, value in state.items()}, folder / f"{name}.safetensors")
+    else:
+        torch.save(dict(state), folder / f"{name}.pt")
+
+
+def read_part(folder: Path, name: str) -> dict[str, Any] | None:
+    """What `write_part` wrote, or None where the checkpoint holds no such part."""
+    if (file := folder / f"{name}.safetensors").is_file():
+        return load_file(file)
+    file = folder / f"{name}.pt"
+    return torch.load(file, weights_only=True, map_location="cpu") if file.is_file() else None
 
 
 def _digest(path: Path) -> str:

@@ -1,7 +1,7 @@
 """The training loop: rollouts, scores, credit, clipped objective, one optimiser step; read top to bottom.
 
-Departs from the papers' released code where METHODS section 7 says it must: the success rate is a fraction, statistics
-count trajectories, teacher prompts are built from messages, no padded copy of a row exists.
+Departs from the papers' released code where it must: the success rate is a fraction, statistics count trajectories,
+teacher prompts are built from messages, no padded copy of a row exists.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from transformers import PreTrainedModel
 
 from ..envs import Task, TaskSuite
 from ..rollout._preflight import PreflightReport
+from ..rollout.collector import RolloutCollector
 from ..rollout.types import Trajectory
-from .assembly import check_processes, check_tasks, make_collector, make_credit, run_preflight
 from .batch import make_batch, usable
 from .callbacks import TrainerCallback
+from .checkpoint import Stateful
 from .config import GRPOConfig
 from .distributed import agree_max, sharded_for_generation, whole_for_generation, zero_stage
-from .encoder import Encoder, load_encoder
+from .encoder import Encoder
+from .evaluation import play_panel
 from .first_update import FirstUpdate
 from .guard import (
     EXIT_CODE,
@@ -42,14 +43,19 @@ from .guard import (
 from .identity import describe_run
 from .life import evaluation_due, finish_update, is_finished, save_on_the_way_out, save_or_go_on, together
 from .loggers import MetricsLogger
-from .metrics import TrajectorySummary, join_steps, rollout_metrics
-from .optimization import MicroBatchLimits, TrainRows, accumulate_gradients, apply_gradients, learning_rate
+from .methods import Run, get_method
+from .methods.checks import check_contexts
+from .methods.tryout import try_options
+from .metrics import TrajectorySummary, rollout_metrics
+from .optimization import MicroBatchLimits, interim_terms
 from .phase import CreditPhase
 from .policy import make_policy
-from .recipes import get_recipe
 from .records import Clock, gather_summaries, keep_rollouts, mean_over_processes, write_completions
+from .reference import InitialWeights
+from .rehearsal import check_processes, check_tasks, run_preflight
 from .resume import load_run, record_evaluation, rehearse_save, save_run
-from .snapshots import TeacherSnapshot
+from .teacher import load_teacher, make_teacher
+from .update import optimise
 
 logger = logging.getLogger(__name__)
 
@@ -65,16 +71,17 @@ class GRPOTrainer:
         train_tasks, eval_tasks: instead of ``suite.tasks("train")`` and ``suite.tasks("eval")``.
         accelerator: an `accelerate.Accelerator`; None makes one.
         ref_model: the frozen reference of the KL term; None takes the policy as it is now (only if beta > 0).
+        teacher_model: another model with the policy's tokenizer that teaches instead of the method's teacher.
         peft_config: a peft configuration: an adapter is put on the model and trained.
-        encoder: sentence encoder of AlignOPSD instead of ``config.encoder``.
+        encoder: a sentence encoder instead of the one that the method names.
         callbacks: see `TrainerCallback`.
         progress: show a progress bar over episodes and turns on the main process.
 
     Raises:
         ValueError: no tasks, fewer tasks than ``num_tasks``, overlapping training and evaluation tasks, an unknown
-            credit method, a tokenizer without chat template or padding token, or a model that the preflight refuses
-            (see `turncredit.rollout.preflight`).
-        TypeError: an option that the credit method does not have.
+            method, one that reads a context which no task has, a tokenizer without chat template or padding token, or a
+            model that the preflight refuses (see `turncredit.rollout.preflight`).
+        TypeError: an option that the method does not have.
         RuntimeError: launched for several processes but running as one.
     """
 
@@ -89,6 +96,7 @@ class GRPOTrainer:
         eval_tasks: Sequence[Task] | None = None,
         accelerator: Accelerator | None = None,
         ref_model: Any = None,
+        teacher_model: PreTrainedModel | None = None,
         peft_config: Any = None,
         encoder: Encoder | None = None,
         callbacks: Sequence[TrainerCallback] = (),
@@ -100,11 +108,15 @@ class GRPOTrainer:
         self.tokenizer = tokenizer
         self.callbacks = list(callbacks)
         self.progress = progress
-        self.recipe = get_recipe(config.credit)
-        self.credit = make_credit(config, self.recipe)
+        self.method = get_method(config.credit, **config.credit_options)
+        if teacher_model is not None:
+            self.method = self.method.with_teacher(teacher_model)
+        try_options(self.method.credit, config.num_generations)
+        self.terms = interim_terms(self.method)
         self.train_tasks = list(suite.tasks("train") if train_tasks is None else train_tasks)
         self.eval_tasks = list(suite.tasks("eval") if eval_tasks is None else eval_tasks)[: config.num_eval_tasks]
         check_tasks(config, self.train_tasks, self.eval_tasks)
+        check_contexts(self.method, suite, self.train_tasks)
         self.accelerator = accelerator or Accelerator()
         check_processes(config, self.accelerator)
         self.folder = Path(config.output_dir)
@@ -115,7 +127,7 @@ class GRPOTrainer:
         self.saved_step = -1
         self.resumed = self.came_from_elsewhere = False
         self.shared_errors: list[BaseException] = []
-        self._stepping = False
+        self.stepping = False
         self._played = -1
         self.skipped_steps = self.failed_saves = self.empty_updates = 0
         self.best: dict[str, float] = {}
@@ -123,8 +135,11 @@ class GRPOTrainer:
         self.limits = MicroBatchLimits.of(config)
         self.guard = TerminationGuard(immediate=self.accelerator.num_processes == 1)
 
+        other = load_teacher(self.method, model, tokenizer)
         self.policy = make_policy(self.accelerator, model, config, ref_model, peft_config)
         self.scorer, self.optimizer, self.model = self.policy.scorer, self.policy.optimizer, self.policy.model
+        self.teacher = make_teacher(self.accelerator, self.policy, self.method, other, config)
+        self.parts = self._stateful_parts()
         self.description = describe_run(self)
         rehearse_save(self)
         self.preflight: PreflightReport | None = run_preflight(self)
@@ -132,33 +147,52 @@ class GRPOTrainer:
         if self.preflight is not None:
             temperature = config.sampling.temperature
             self.first = FirstUpdate(self.preflight.subject, self.preflight.precision, temperature)
-        self.collector = make_collector(config, self.accelerator, self.model, tokenizer, suite)
-        self.snapshot: TeacherSnapshot | None = None
-        if self.recipe.snapshot != "current":
-            self.snapshot = TeacherSnapshot(
-                self.model,
-                self.recipe.snapshot,
-                refresh_every=self.recipe.refresh_every,
-                ema_rate=self.recipe.ema_rate,
-            )
-        precise = next(self.model.parameters()).dtype == torch.float32 and self.accelerator.mixed_precision == "no"
-        self.phase = CreditPhase(
-            self.policy.scoring,
-            self.model,
-            self.policy.reference,
-            self.collector,
-            suite,
-            {task.id: task for task in self.train_tasks},
-            self.credit,
-            self.recipe,
-            config,
-            self.snapshot,
-            functools.cache(lambda: encoder or load_encoder(config.encoder)),
-            not precise if config.recompute_logprobs is None else config.recompute_logprobs,
-            self._generation,
-            functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
-            gather_object if self.accelerator.num_processes > 1 else None,
+        self.collector = self._make_collector()
+        self.run = Run(
+            method=self.method,
+            config=config,
+            suite=suite,
+            tasks={task.id: task for task in self.train_tasks},
+            accelerator=self.accelerator,
+            collector=self.collector,
+            model=self.model,
+            scorer=self.policy.scoring,
+            reference=self.policy.reference,
+            teacher=self.teacher,
+            generation=self.generation,
+            encoder=encoder,
         )
+        precise = next(self.model.parameters()).dtype == torch.float32 and self.accelerator.mixed_precision == "no"
+        recompute = not precise if config.recompute_logprobs is None else config.recompute_logprobs
+        reads = frozenset({"ref_logprobs"} if config.beta > 0 else ())
+        self.phase = CreditPhase(self.run, self.method, reads, recompute)
+
+    def _make_collector(self) -> RolloutCollector:
+        """The collector of one process, with as many environments as its share of the rollouts can use."""
+        config, accelerator = self.config, self.accelerator
+        share = -(-config.num_tasks * config.num_generations // accelerator.num_processes)
+        sharded = zero_stage(accelerator) == 3 and not config.ds3_gather_for_generation
+        return RolloutCollector(
+            self.model,
+            self.tokenizer,
+            self.suite,
+            config.sampling,
+            num_envs=min(config.num_envs, max(share, 1)),
+            num_workers=config.num_workers,
+            env_timeout=config.env_timeout,
+            max_worker_rss_mb=config.max_worker_rss_mb,
+            chat_template_kwargs=config.chat_template_kwargs,
+            agree=functools.partial(agree_max, accelerator) if sharded else None,
+        )
+
+    def _stateful_parts(self) -> dict[str, Stateful]:
+        """What checkpoints save beside model, optimiser and random states, by the name of its file."""
+        parts: dict[str, Stateful] = {f"method-{name}": part for name, part in self.method.state.items()}
+        if self.teacher.snapshot is not None:
+            parts["teacher"] = self.teacher.snapshot
+        if isinstance(self.policy.reference, InitialWeights):
+            parts["reference"] = self.policy.reference.snapshot
+        return parts
 
     # ---- the loop
 
@@ -211,8 +245,7 @@ class GRPOTrainer:
 
     def _train(self, log: MetricsLogger | None) -> dict[str, float]:
         config = self.config
-        if "correspondence" in self.credit.requires:
-            self.phase.encoder()  # what it lacks is said now and not after the first rollouts
+        self.run.start()
         if not is_finished(self, log):
             finish_update(self, log)
         while self.step < config.max_steps:
@@ -248,7 +281,7 @@ class GRPOTrainer:
                     self.first.check_rollouts(self.tokenizer, batch, self.config.chat_template_kwargs)
                     self.first.check_drift(metrics)
                 times["scoring"] = clock.lap()
-                metrics |= self._optimise(result.rows)
+                metrics |= optimise(self, result.rows)
                 times["training"] = clock.lap()
         finally:
             if self.accelerator.is_main_process:
@@ -260,19 +293,19 @@ class GRPOTrainer:
         metrics["time/total_seconds"] = clock.total()
         metrics["rollout/workers_replaced"] = float(self.collector.envs.workers_replaced)
         metrics["rollout/workers_recycled"] = float(self.collector.envs.workers_recycled)
-        self._stepping = True
-        if self.snapshot is not None:
-            self.snapshot.update(self.model, self.step + 1)
+        self.stepping = True
+        if self.teacher.snapshot is not None:
+            self.teacher.snapshot.update(self.step + 1)
         self.step += 1
         self.update_metrics, self.evaluation = metrics, None
         self.evaluation_due = evaluation_due(self)
-        self._stepping = False
+        self.stepping = False
         return dict(metrics)
 
     @property
     def torn(self) -> bool:
         """Whether the weights in memory are those of no finished update."""
-        return self._stepping or (self.snapshot is not None and self.snapshot.swapped)
+        return self.stepping or (self.teacher.snapshot is not None and self.teacher.snapshot.swapped)
 
     def tasks_of(self, step: int) -> list[Task]:
         """The tasks of an update, a pure function of the step: seeded permutations, never a task twice in an update."""
@@ -287,73 +320,17 @@ class GRPOTrainer:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         mine = list(tasks)[rank::world]
         total = len(mine) * self.config.num_generations
-        with self._bar(total, f"update {self.step + 1} rollouts") as bar, self._generation():
+        with self.bar(total, f"update {self.step + 1} rollouts") as bar, self.generation():
             trajectories = self.collector.collect(
                 mine,
                 self.config.num_generations,
                 seed=self.config.seed,
                 step=self.step,
-                privileged=self.recipe.student_context == "privileged",
+                privileged=self.method.student_context is not None,
                 progress=bar,
             )
         # group ids count over the whole update: task j of this process is task rank + j * world of all
         return [replace(t, group_id=rank + t.group_id * world) for t in trajectories]
-
-    def _optimise(self, rows: TrainRows) -> dict[str, float]:
-        """One or more epochs of minibatches; trajectories stay whole, every process takes the same steps."""
-        config = self.config
-        collected: list[dict[str, float]] = []
-        slots = config.num_tasks * config.num_generations
-        for iteration in range(config.num_iterations):
-            # over the slots of the whole update, so that a minibatch is the same however tasks are spread
-            order = np.random.default_rng([config.seed, self.step, iteration]).permutation(slots)
-            for part in range(config.num_minibatches):
-                wanted = torch.from_numpy(order[part :: config.num_minibatches])
-                chosen = torch.isin(rows.trajectory_ids, wanted)
-                metrics = accumulate_gradients(
-                    self.accelerator,
-                    self.scorer,
-                    rows.select(chosen.nonzero().flatten()),
-                    config,
-                    pad_token_id=self.tokenizer.pad_token_id,
-                    auxiliary=self.recipe.auxiliary,
-                    limits=self.limits,
-                )
-                if metrics is None:
-                    continue
-                if self.first is not None:
-                    self.first.check_step(metrics)
-                lr = learning_rate(self.step, config)
-                before, self._stepping = self._stepping, True
-                metrics["grad_norm"] = apply_gradients(
-                    self.accelerator, self.scorer, self.optimizer, lr, config.max_grad_norm, metrics["loss"]
-                )
-                # a step that is not finite is not taken
-                self._stepping = before or math.isfinite(metrics["grad_norm"])
-                metrics["learning_rate"] = lr
-                self._check_finite(metrics)
-                collected.append(metrics)
-        result = {f"train/{name}": value for name, value in join_steps(collected).items()}
-        result["train/optimizer_steps"] = float(len(collected))
-        result["train/skipped_steps"] = float(self.skipped_steps)
-        return result
-
-    def _check_finite(self, metrics: dict[str, float]) -> None:
-        if math.isfinite(metrics["grad_norm"]) and math.isfinite(metrics["loss"]):
-            return
-        self.skipped_steps += 1
-        logger.warning(
-            "update %d: loss %s, gradient norm %s; the step was left out (%d so far)",
-            self.step + 1,
-            metrics["loss"],
-            metrics["grad_norm"],
-            self.skipped_steps,
-        )
-        if self.skipped_steps > self.config.max_skipped_steps:
-            raise FloatingPointError(
-                f"GRPOTrainer: loss and gradient must be finite, got {metrics['loss']} and {metrics['grad_norm']} at "
-                f"update {self.step + 1}, {self.skipped_steps} times in all; the rollouts were saved for inspection"
-            )
 
     def _check_usable(self, trajectories: Sequence[TrajectorySummary]) -> None:
         """A run in which every rollout fails, update after update, must not go on looking alive."""
@@ -378,7 +355,7 @@ class GRPOTrainer:
             ``eval/success``, per-type success, turns, validity; ``eval_privileged/...`` with privileged context.
         """
         panel = list(self.eval_tasks if tasks is None else tasks)
-        metrics = self._play(panel, privileged) if panel else {}
+        metrics = play_panel(self, panel, privileged) if panel else {}
         if tasks is None and not privileged:
             self.evaluation, self._played = metrics, self.step
             self.note_best()
@@ -387,25 +364,6 @@ class GRPOTrainer:
             for callback in self.callbacks:
                 callback.on_evaluate(self, metrics)
         return dict(metrics)
-
-    def _play(self, panel: Sequence[Task], privileged: bool) -> dict[str, float]:
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        mine = panel[rank::world]
-        sampling = replace(self.config.sampling, temperature=self.config.eval_temperature)
-        trajectories: list[Trajectory] = []
-        with (
-            together(self.accelerator, self.shared_errors),
-            self._bar(len(mine), "evaluation") as bar,
-            self.guard.interruptible(),
-            self._generation(),
-        ):
-            if mine or self.collector.agree is not None:
-                trajectories = self.collector.collect(
-                    mine, 1, seed=-1, privileged=privileged, sampling=sampling, progress=bar
-                )
-        self.eval_trajectories = gather_object(trajectories) if world > 1 else trajectories
-        prefix = "eval_privileged" if privileged else "eval"
-        return rollout_metrics(gather_summaries(self.accelerator, trajectories), prefix)
 
     def note_best(self) -> None:
         """Keep the best evaluation so far; of equal ones the latest."""
@@ -435,7 +393,7 @@ class GRPOTrainer:
             ValueError: it is damaged, or its tokenizer, tasks or options differ from this run's.
         """
         self.resumed = load_run(self, source, allow_changed_config)
-        self._stepping = self._stepping and not self.resumed
+        self.stepping = self.stepping and not self.resumed
 
     # ---- small parts
 
@@ -450,14 +408,15 @@ class GRPOTrainer:
         self.close()
 
     @contextlib.contextmanager
-    def _generation(self):
+    def generation(self) -> Iterator[None]:
         """Sampling sees the same precision as scoring, and under ZeRO-3 whole weights, gathered once."""
         weights = whole_for_generation if self.config.ds3_gather_for_generation else sharded_for_generation
         with self.accelerator.autocast(), weights(self.scorer):
             yield
 
     @contextlib.contextmanager
-    def _bar(self, total: int, description: str):
+    def bar(self, total: int, description: str) -> Iterator[Any]:
+        """A progress bar, or None."""
         if not (self.progress and self.accelerator.is_main_process):
             yield None
             return

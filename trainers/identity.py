@@ -111,8 +111,8 @@ def describe_run(trainer: GRPOTrainer) -> dict[str, dict[str, Any]]:
 
     Returns:
         ``suite``: its name and plain public attributes (turn limit, history, reward, ..) and the names of its prompt
-        builder and parser, but no place on this machine; ``setup``: attention, precision, ZeRO stage; ``method``: the
-        recipe and every option of the credit method, defaults included.
+        builder and parser, but no place on this machine; ``setup``: attention, precision, ZeRO stage; ``method``: its
+        credit function, terms and every option, defaults included.
     """
     model_config = trainer.model.config
     text_config = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
@@ -122,8 +122,7 @@ def describe_run(trainer: GRPOTrainer) -> dict[str, dict[str, Any]]:
         "mixed_precision": str(trainer.accelerator.mixed_precision),
         "zero_stage": zero_stage(trainer.accelerator),
     }
-    method = {**asdict(trainer.recipe), "credit_options": trainer.credit.options}
-    return {"suite": describe_suite(trainer.suite), "setup": setup, "method": plain(method)}
+    return {"suite": describe_suite(trainer.suite), "setup": setup, "method": plain(trainer.method.described())}
 
 
 def describe_suite(suite: Any) -> dict[str, Any]:

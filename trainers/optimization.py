@@ -39,10 +39,21 @@ class AuxiliaryLoss:
     coef: float
     beta: float = 5.0
     policy_weight: float = 1.0
+    teacher: str = "teacher_logprobs"
+
+    @property
+    def reads(self):
+        return (self.teacher,)
 
     def __post_init__(self) -> None:
         if self.kind not in ("sdar", "skill_sd"):
             raise ValueError(f'AuxiliaryLoss: kind must be "sdar" or "skill_sd", got {self.kind!r}')
+
+
+def interim_terms(method):
+    from dataclasses import replace
+
+    return replace(method.terms[0], policy_weight=method.policy_weight) if method.terms else None
 
 
 def _terms(

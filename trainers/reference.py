@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..rollout.limits import embedding_rows
 from ..rollout.scoring import PolicyScorer
@@ -45,7 +46,7 @@ class InitialWeights:
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Inside, the model has the weights of the start; afterwards its own, bit for bit."""
-        with self.snapshot.swapped_in(self.module.model):
+        with self.snapshot.swapped_in():
             self.inside = True
             try:
                 yield
@@ -104,23 +105,23 @@ def _is_zero(weight: nn.Parameter) -> bool:
         return not bool(weight.any())
 
 
-def check_reference(model: Any, ref_model: Any) -> None:
-    """Refuse a reference that is, or holds, a part of the policy.
+def check_reference(model: PreTrainedModel, other: PreTrainedModel, name: str = "ref_model") -> None:
+    """Refuse a reference, or a teacher, that is, or holds, a part of the policy.
 
     Raises:
         ValueError: shared weights, or another vocabulary.
     """
     own = {id(parameter) for parameter in model.parameters()}
-    if any(id(parameter) in own for parameter in ref_model.parameters()):
+    if any(id(parameter) in own for parameter in other.parameters()):
         raise ValueError(
-            "GRPOTrainer: ref_model must not share weights with model, got a reference that would be trained along; "
-            "leave it None: the policy as it is now is the reference"
+            f"GRPOTrainer: {name} must not share weights with model, got one that would be trained along; leave it out: "
+            "the policy itself takes its part"
         )
-    rows = embedding_rows(model), embedding_rows(ref_model)
+    rows = embedding_rows(model), embedding_rows(other)
     if rows[0] != rows[1]:
         raise ValueError(
-            f"GRPOTrainer: ref_model must have the model's vocabulary, got embeddings of {rows[1]} and {rows[0]} rows; "
-            "load the same model a second time, or leave it None"
+            f"GRPOTrainer: {name} must have the model's vocabulary, got embeddings of {rows[1]} and {rows[0]} rows; "
+            "choose a model of the same family, or leave it out"
         )
 
 

@@ -1,15 +1,28 @@
-"""Saving, tried before the first update: what cannot be saved is noticed at the start and not after the last one."""
+"""What is tried before the first update: tasks, processes, sampling and scoring, and what a checkpoint will hold."""
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
+import os
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..envs import Task
+from ..rollout._preflight import PreflightReport, RunParts, preflight_run
+from .config import GRPOConfig
+from .distributed import agree_max, zero_stage
 from .identity import is_adapted
 from .readback import warn_where_it_reads_back_otherwise
+
+if TYPE_CHECKING:
+    from .grpo import GRPOTrainer
+
+logger = logging.getLogger(__name__)
 
 
 def check_saveable(model: Any, tokenizer: Any, state: Any) -> None:
@@ -62,3 +75,82 @@ def _parts(model: Any, tokenizer: Any, state: Any) -> Iterator[tuple[str, Any]]:
             yield "generation_config", model.generation_config.save_pretrained
     yield "tokenizer", tokenizer.save_pretrained
     yield "trainer state", lambda folder: (folder / "trainer_state.json").write_text(json.dumps(state))
+
+
+def check_tasks(config: GRPOConfig, train_tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
+    """Raise a ValueError unless there are enough training tasks, each once, and the panel is held out."""
+    if not train_tasks:
+        raise ValueError("GRPOTrainer: train_tasks must not be empty; check the suite's data folder and split names")
+    if len(train_tasks) < config.num_tasks:
+        raise ValueError(
+            f"GRPOTrainer: train_tasks must hold at least num_tasks = {config.num_tasks}, got "
+            f"{len(train_tasks)}; lower num_tasks or provide more tasks"
+        )
+    for name, tasks in (("train_tasks", train_tasks), ("eval_tasks", eval_tasks)):
+        double = sorted(task_id for task_id, times in Counter(task.id for task in tasks).items() if times > 1)
+        if double:
+            raise ValueError(
+                f"GRPOTrainer: {name} must have ids that are unique, got {len(double)} more than once, such as "
+                f"{double[0]!r}; a task's id seeds its rollouts and finds its context: give every task its own"
+            )
+    shared = {task.id for task in train_tasks} & {task.id for task in eval_tasks}
+    if shared:
+        raise ValueError(
+            f"GRPOTrainer: eval_tasks must not overlap train_tasks, got {len(shared)} in both, "
+            f"such as {min(shared)!r}; the evaluation panel must be held out"
+        )
+
+
+def check_processes(config: GRPOConfig, accelerator: Any) -> None:
+    """Raise unless the run has the processes it was launched for, and a task for each.
+
+    Raises:
+        RuntimeError: launched for several processes but running as one.
+        ValueError: fewer tasks in an update than processes.
+    """
+    asked = int(os.environ.get("WORLD_SIZE", "1"))
+    if asked != accelerator.num_processes:
+        raise RuntimeError(
+            f"GRPOTrainer: the script was launched for {asked} processes but runs as "
+            f"{accelerator.num_processes}; see docs/scaling.md for launch commands that work"
+        )
+    if accelerator.num_processes > config.num_tasks:
+        raise ValueError(
+            f"GRPOTrainer: num_tasks must be at least one per process, got {config.num_tasks} for "
+            f"{accelerator.num_processes} processes"
+        )
+
+
+def run_preflight(trainer: GRPOTrainer) -> PreflightReport | None:
+    """Compare what the run samples, scores and trains with the model itself, and log one line; None where it is off.
+
+    Raises:
+        ValueError: what would train wrongly, by class, figures and fix.
+    """
+    config, accelerator, policy = trainer.config, trainer.accelerator, trainer.policy
+    if not config.preflight:
+        logger.warning("preflight is off: nothing says that sampling, scoring and training agree")
+        return None
+    sharded = zero_stage(accelerator) == 3
+    scorer: Any = accelerator.unwrap_model(policy.scorer)
+    report = preflight_run(
+        RunParts(
+            scorer=scorer,
+            tokenizer=trainer.tokenizer,
+            suite=trainer.suite,
+            sampling=config.sampling,
+            chat_template_kwargs=config.chat_template_kwargs,
+            task=trainer.train_tasks[0],
+            teacher_length=trainer.method.options.get("teacher_max_completion_length"),
+            scoring=policy.scoring,
+            reference=policy.reference,
+            own_reference=not policy.given,
+            generation=trainer.generation,
+            agree=functools.partial(agree_max, accelerator) if sharded else None,
+            masters=zero_stage(accelerator) > 0,
+        )
+    )
+    if accelerator.is_main_process:
+        logger.info(report.summary())
+    report.raise_if_refused()
+    return report

@@ -16,18 +16,20 @@ from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
 from .checkpoint import (
+    Stateful,
     checkpoint_folder,
     latest_checkpoint,
     prune_checkpoints,
+    read_part,
     replace_text,
     verify_checkpoint,
     write_checkpoint,
+    write_part,
 )
 from .distributed import agree_max, full_weights, is_sharded, load_full_weights, zero_stage
 from .guard import set_later_aside
 from .identity import check_resumable, describe_suite, fingerprint_of, is_adapted, plain, unmoved
 from .optimizer_state import collect_optimizer, restore_optimizer
-from .reference import InitialWeights
 from .rehearsal import check_saveable
 
 if TYPE_CHECKING:
@@ -78,11 +80,12 @@ def save_run(trainer: GRPOTrainer) -> Path:
     # an adapter's checkpoint holds no frozen weight
     weights = full_weights(trainer.model, keep=main, trainable_only=is_adapted(trainer.model))
     optimizer = collect_optimizer(accelerator, trainer.scorer, trainer.optimizer)
+    parts = {name: part.state_dict() for name, part in trainer.parts.items()}
     rng = gather_object([rng_state()])
     failure: OSError | None = None
     if main:
         try:
-            folder = write_checkpoint(root, trainer.step, lambda path: _write(trainer, path, weights, optimizer, rng))
+            folder = write_checkpoint(root, trainer.step, lambda path: _write(trainer, path, weights, optimizer, parts, rng))
             set_later_aside(root, trainer.step)
             prune_checkpoints(root, trainer.config.save_total_limit, keep=folder)
         except Exception as error:  # safetensors and torch wrap what the disk says
@@ -109,7 +112,14 @@ def record_evaluation(trainer: GRPOTrainer) -> None:
         logger.warning("the evaluation of update %d is not in its checkpoint: %s", trainer.step, error)
 
 
-def _write(trainer: GRPOTrainer, folder: Path, weights: dict[str, Any], optimizer: Any, rng: list[Any]) -> None:
+def _write(
+    trainer: GRPOTrainer,
+    folder: Path,
+    weights: dict[str, Any],
+    optimizer: Any,
+    parts: Mapping[str, Mapping[str, Any]],
+    rng: list[Any],
+) -> None:
     model = trainer.model
     model.save_pretrained(folder / "model", state_dict={**weights, **_beside_parameters(model, weights)})
     trainer.tokenizer.save_pretrained(folder / "model")
@@ -119,10 +129,8 @@ def _write(trainer: GRPOTrainer, folder: Path, weights: dict[str, Any], optimize
         save_file({name: weights[name].contiguous() for name in trained}, folder / "trained.safetensors")
     torch.save(optimizer, folder / "optimizer.pt")
     torch.save(rng, folder / "rng.pt")
-    if trainer.snapshot is not None:
-        save_file(trainer.snapshot.weights, folder / "teacher.safetensors")
-    if isinstance(trainer.policy.reference, InitialWeights):
-        save_file(trainer.policy.reference.snapshot.weights, folder / "reference.safetensors")
+    for name, state in parts.items():
+        write_part(folder, name, state)
     (folder / "trainer_state.json").write_text(json.dumps(_state(trainer), indent=1), encoding="utf-8")
     if trainer.evaluation is not None:
         (folder / EVALUATION).write_text(json.dumps(trainer.evaluation), encoding="utf-8")
@@ -234,14 +242,8 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     mapped = zero_stage(accelerator) > 0
     optimizer = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=mapped)
     restore_optimizer(accelerator, trainer.scorer, trainer.optimizer, optimizer)
-    if trainer.snapshot is not None:
-        _restore_teacher(trainer, folder)
-    reference = trainer.policy.reference
-    kept = folder / "reference.safetensors"
-    if (
-        isinstance(reference, InitialWeights) and reference.snapshot.keeps and kept.exists()
-    ):  # an adapter's own start may be random
-        reference.snapshot.weights = load_file(kept)
+    for name, part in trainer.parts.items():
+        _restore_part(folder, name, part)
     if state["num_processes"] == accelerator.num_processes:
         load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[accelerator.process_index])
     trainer.step, trainer.best = state["step"], state["best"]
@@ -257,15 +259,15 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     return True
 
 
-def _restore_teacher(trainer: GRPOTrainer, folder: Path) -> None:
-    """The lagging teacher of the checkpoint; the policy as it is now where the method before had none."""
-    file = folder / "teacher.safetensors"
-    assert trainer.snapshot is not None
-    if not file.is_file():
-        logger.warning("%s holds no teacher, as its method has none; it begins with the policy's weights", folder.name)
-        trainer.snapshot.take(trainer.model)
-    elif trainer.snapshot.keeps:
-        trainer.snapshot.put(load_file(file))
+def _restore_part(folder: Path, name: str, part: Stateful) -> None:
+    """A part of the run as the checkpoint holds it; anew where it does not, as its method had no such part."""
+    state = read_part(folder, name)
+    if state is not None:
+        part.load_state_dict(state)
+        return
+    logger.warning("%s holds no %s; it begins anew", folder.name, name)
+    if hasattr(part, "reset"):
+        part.reset()
 
 
 def _recorded_evaluation(folder: Path) -> dict[str, float] | None:

@@ -1,69 +1,156 @@
-"""The teacher: what it reads, what it answers, and how it scores the student's tokens."""
+"""The teacher: whose weights it has, how its prompts are made, and how it scores the student's tokens."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..credit.correspondence import Correspondence, build_correspondence
-from ..credit.sources import Sources, action_similarity, select_sources
-from ..envs import ParsedResponse
+from ..rollout.collector import RolloutCollector
+from ..rollout.limits import model_positions
 from ..rollout.prompts import opened_block, render_prompt, with_privileged_context
-from ..rollout.scoring import score_responses
-from ..rollout.types import Message, Trajectory, Turn
+from ..rollout.sampling import Sampler
+from ..rollout.scoring import PolicyScorer, ResponseScores
+from ..rollout.stops import stop_token_ids
+from ..rollout.types import Message, Turn
 from .batch import TurnBatch
-from .encoder import Encoder, embed
-from .scores import ScoringSettings
+from .config import GRPOConfig
+from .distributed import zero_stage
+from .policy import Policy, prepare_reference
+from .reference import check_reference, match_dtypes
+from .snapshots import TeacherSnapshot
+
+if TYPE_CHECKING:
+    from .methods.method import Method
 
 logger = logging.getLogger(__name__)
 
 Ids = tuple[int, ...]
 
 
-def hindsight_text(trajectory: Trajectory) -> str:
-    """A successful trajectory told as observations and actions.
+@dataclass
+class TeacherModel:
+    """What speaks as the teacher.
+
+    Args:
+        scorer: scores.
+        model: samples.
+        snapshot: lagging weights that are put into the policy meanwhile, or None.
+        differs: whether it says something else than the student under the student's own prompt that counts.
+        sharded: whether it is a model of its own that ZeRO-3 shards.
+    """
+
+    scorer: Any
+    model: PreTrainedModel
+    snapshot: TeacherSnapshot | None = None
+    differs: bool = False
+    sharded: bool = False
+    _inside: bool = False
+    _collector: RolloutCollector | None = None
+
+    @contextlib.contextmanager
+    def speaking(self) -> Iterator[None]:
+        """Inside, scorer and model have the teacher's weights; afterwards the policy has its own, bit for bit."""
+        if self.snapshot is None or self._inside:
+            yield
+            return
+        with self.snapshot.swapped_in():
+            self._inside = True
+            try:
+                yield
+            finally:
+                self._inside = False
+
+    def check_sampling(self) -> None:
+        """Raise a ValueError where this teacher cannot answer."""
+        if self.sharded:
+            raise ValueError(
+                "GRPOTrainer: teacher must be the policy, current or lagging, where it answers under ZeRO-3, got a model "
+                "of its own; use ZeRO-2, or teacher=stale"
+            )
+
+    def collector(self, collector: RolloutCollector) -> RolloutCollector:
+        """The collector whose ``sample`` asks this teacher."""
+        if self.model is collector.sampler.model:
+            return collector
+        self.check_sampling()
+        if self._collector is None:
+            self._collector = copy.copy(collector)
+            tokenizer, strings = collector.tokenizer, collector.suite.stop_strings
+            ids = stop_token_ids(self.model, tokenizer)
+            self._collector.sampler = Sampler(self.model, tokenizer, stop_strings=strings, eos_token_ids=ids)
+        return self._collector
+
+
+def load_teacher(method: Method, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | None:
+    """The model that a method names as its teacher, checked; None where the teacher has the policy's weights.
 
     Raises:
-        TypeError: an observation or action that is not text.
+        ValueError: it shares weights with the policy, or has another vocabulary.
+        OSError: there is no such model.
     """
-    for told in (text for turn in trajectory.turns for text in (turn.observation, turn.action)):
-        if not isinstance(told, str):
-            raise TypeError(
-                f"hindsight_text: trajectory must hold observations and actions as text, got {type(told).__name__}; "
-                "let the environment and the suite's parse() return strings"
-            )
-    lines = [f"Observation: {turn.observation}\nAction: {turn.action}" for turn in trajectory.turns]
-    return "A successful attempt at this task went like this.\n" + "\n".join(lines)
+    if method.teacher is None or not method.teacher.is_another:
+        return None
+    weights = method.teacher.weights
+    if isinstance(weights, str):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        name, weights = weights, AutoModelForCausalLM.from_pretrained(weights, dtype=model.dtype)
+        if not os.path.isdir(name) or os.path.exists(os.path.join(name, "tokenizer_config.json")):
+            if AutoTokenizer.from_pretrained(name).get_vocab() != tokenizer.get_vocab():
+                raise ValueError(
+                    f"GRPOTrainer: teacher must have the policy's tokenizer, got another vocabulary in {name!r}; the "
+                    "student's tokens would mean something else to it: choose a model of the same family"
+                )
+    check_reference(model, weights, "teacher")
+    return weights
 
 
-def hindsight_contexts(trajectories: Sequence[Trajectory]) -> list[str | None]:
-    """For every trajectory the first successful *other* one of its group, told as text; None where there is none.
+def make_teacher(
+    accelerator: Accelerator, policy: Policy, method: Method, other: PreTrainedModel | None, config: GRPOConfig
+) -> TeacherModel:
+    """The teacher of a method beside a prepared policy.
 
-    Source: StepOPSD; METHODS section 3. First means the smallest rollout index; success means 1.
+    Raises:
+        ValueError: another model whose positions the run's rows would exceed.
     """
-    winners: dict[int, list[Trajectory]] = {}
-    for trajectory in sorted(trajectories, key=lambda t: t.rollout_index):
-        if trajectory.success >= 1.0:
-            winners.setdefault(trajectory.group_id, []).append(trajectory)
-    contexts = []
-    for trajectory in trajectories:
-        siblings = [t for t in winners.get(trajectory.group_id, []) if t is not trajectory]
-        contexts.append(hindsight_text(siblings[0]) if siblings else None)
-    return contexts
+    teacher = method.teacher
+    if other is None:
+        snapshot = None
+        if teacher is not None and teacher.lags and (method.reads_teacher or method.prepare is not None):
+            options = {"refresh_every": teacher.refresh_every, "ema_rate": teacher.ema_rate}
+            snapshot = TeacherSnapshot(policy.model, str(teacher.weights), **options)
+        differs = teacher is not None and teacher.context is None
+        return TeacherModel(policy.scoring, policy.model, snapshot, differs)
+    positions, rows = model_positions(other), config.sampling.max_prompt_length + config.sampling.max_completion_length
+    own = model_positions(policy.model)
+    needed = rows if own is None else min(rows, own.limit)
+    if positions is not None and positions.limit < needed:
+        raise ValueError(
+            f"GRPOTrainer: teacher must take rows of {needed} tokens, as the run's settings allow, got a model of "
+            f"{positions.limit} positions; lower max_prompt_length, or choose another teacher"
+        )
+    match_dtypes(other, policy.model)
+    scorer = prepare_reference(accelerator, PolicyScorer(other.eval().requires_grad_(False)))
+    return TeacherModel(scorer, other, differs=True, sharded=zero_stage(accelerator) == 3)
 
 
 def teacher_prompts(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     batch: TurnBatch,
-    contexts: Sequence[str | None],
+    texts: Sequence[str | None],
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Ids]:
-    """Prompt ids of every row under its trajectory's context, or the student's own where there is none.
+    """Prompt ids of every row under its text, or the student's own where there is none.
 
     Built from the turn's messages, never by decoding ids. A student prompt that already held the context (Skill-GRPO)
     is not the plain one, so it is compared by ids later.
@@ -71,13 +158,12 @@ def teacher_prompts(
     Args:
         tokenizer: the policy's tokenizer.
         batch: M rows.
-        contexts: N texts or None, one per trajectory.
+        texts: M texts or None.
         chat_template_kwargs: those the student's prompts were rendered with.
 
     Raises:
         TypeError: a context that is not text.
     """
-    texts = [contexts[i] for i in batch.trajectory_ids.tolist()]
     return [
         turn.prompt_ids if text is None else render_prompt(tokenizer, _informed(turn, text), chat_template_kwargs)
         for turn, text in zip(batch.turns, texts, strict=True)
@@ -85,13 +171,12 @@ def teacher_prompts(
 
 
 def teacher_openings(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     batch: TurnBatch,
-    contexts: Sequence[str | None],
+    texts: Sequence[str | None],
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """The thinking block that each of `teacher_prompts` opens at its end; see `turncredit.rollout.prompts`."""
-    texts = [contexts[i] for i in batch.trajectory_ids.tolist()]
     return [
         opened_block(tokenizer, _informed(turn, text), chat_template_kwargs)
         for turn, text in zip(batch.turns, texts, strict=True)
@@ -122,25 +207,25 @@ class TeacherScores:
 
 
 def score_teacher(
-    scorer: Any,
+    score: Callable[[Sequence[Ids], Sequence[Ids]], ResponseScores],
     batch: TurnBatch,
     prompts: Sequence[Ids],
     student_logprobs: Tensor,
-    settings: ScoringSettings,
     *,
     pairs: Sequence[tuple[int, int]] = (),
     max_length: int | None = None,
+    identical_too: bool = False,
 ) -> TeacherScores:
     """Score the sampled responses under teacher prompts, and selected pairs (source, target) in the same pass.
 
     Args:
-        scorer: the model, as a `PolicyScorer`.
+        score: prompts and responses -> the teacher's scores.
         batch: M rows.
         prompts: M teacher prompts.
         student_logprobs: ``[M, T]`` float32.
-        settings: how to run the forward passes.
         pairs: rows whose response (target) is scored under another row's teacher prompt (source).
         max_length: the model's longest sequence, tokens; None for no limit.
+        identical_too: score also where the teacher's prompt is the student's.
     """
     jobs = [(prompt, row) for row, prompt in enumerate(prompts)]
     jobs += [(prompts[source], target) for source, target in pairs]
@@ -148,7 +233,7 @@ def score_teacher(
     run, over, identical = [], 0, 0
     for index, (prompt, row) in enumerate(jobs):
         turn = batch.turns[row]
-        if prompt == turn.prompt_ids:
+        if prompt == turn.prompt_ids and not identical_too:
             identical += index < len(prompts)
         elif max_length is not None and len(prompt) + len(turn.response_ids) > max_length:
             over += 1
@@ -156,60 +241,9 @@ def score_teacher(
             run.append(index)
     if over:
         logger.warning("%d teacher prompts exceed the model's %s tokens; their gap counts as 0", over, max_length)
-    scores = score_responses(
-        scorer,
-        [jobs[i][0] for i in run],
-        [batch.turns[jobs[i][1]].response_ids for i in run],
-        pad_token_id=settings.pad_token_id,
-        temperature=settings.temperature,
-        max_tokens=settings.max_tokens,
-        agree=settings.agree,
-    )
+    scores = score([jobs[i][0] for i in run], [batch.turns[jobs[i][1]].response_ids for i in run])
     if run:
         index, width = torch.tensor(run), scores.logprobs.shape[1]
         values[index, :width] = torch.where(scores.mask, scores.logprobs, values[index, :width])
     m = len(prompts)
     return TeacherScores(values[:m], values[m:], sum(i < m for i in run), identical, over)
-
-
-def correspond(
-    batch: TurnBatch,
-    answers: Sequence[ParsedResponse],
-    encoder: Encoder,
-    *,
-    similarity_threshold: float,
-    top_k: int,
-    action_filter: bool = False,
-    same_target: Callable[[str, str], bool] | None = None,
-) -> tuple[Correspondence, Sources]:
-    """Compare the teacher's answers with the siblings' turns and select the pairs to score.
-
-    Args:
-        batch: M rows.
-        answers: the teacher's M answers, parsed.
-        encoder: see `turncredit.trainers.encoder.Encoder`.
-        similarity_threshold, top_k: gamma_H and K of AlignOPSD.
-        action_filter: drop pairs whose actions have a cosine below 0.80.
-        same_target: with the filter, also drop pairs whose actions it calls different (WebShop: verb and click target).
-    """
-    teacher, student = [answer.thinking for answer in answers], [turn.thinking for turn in batch.turns]
-    texts = embed(encoder, [*teacher, *student])
-    m = len(batch.turns)
-    correspondence = build_correspondence(
-        texts[:m],
-        texts[m:],
-        batch.trajectory_ids,
-        batch.turn_ids,
-        batch.group_ids,
-        torch.tensor([bool(text.strip()) for text in teacher]),
-        torch.tensor([bool(text.strip()) for text in student]),
-    )
-    sources = select_sources(correspondence, similarity_threshold=similarity_threshold, top_k=top_k)
-    if action_filter and len(sources.source):
-        actions = embed(encoder, [*(a.action for a in answers), *(turn.action for turn in batch.turns)])
-        keep = action_similarity(sources, actions[:m], actions[m:]) >= 0.80
-        if same_target is not None:
-            pairs = zip(sources.source.tolist(), sources.target.tolist(), strict=True)
-            keep &= torch.tensor([same_target(answers[v].action, batch.turns[u].action) for v, u in pairs])
-        sources = sources.keep(keep)
-    return correspondence, sources

@@ -40,7 +40,7 @@ NAMES = (
     "step_opsd "
 )
 SHARDED = ("agent_opsd", "step_opsd", "align_opsd")
-ALIGN = {"similarity_threshold": 0.1, "boundary_low": 0.0, "boundary_high": 1.0}
+ALIGN = {"encoder": "hashing", "similarity_threshold": 0.1, "boundary_low": 0.0, "boundary_high": 1.0}
 """With them pairs are found among the toy suite's few words, and the boundary's quantile is not clipped."""
 UNCOMPARED = ("time/", "rollout/workers")
 
@@ -72,7 +72,6 @@ def settings(name: str, folder: Path) -> GRPOConfig:
         eval_steps=0,
         num_eval_tasks=3,
         save_steps=0,
-        encoder="hashing",
         preflight=False,
         seed=3,
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from ..credit import CreditInputs, CreditMethod, get_credit
-from ..credit.correspondence import correspondence_from_similarity
-from ..credit.sources import select_sources
+from ...credit import CreditInputs, CreditMethod, get_credit
+from ...credit.correspondence import correspondence_from_similarity
+from ...credit.sources import select_sources
 
 _TURNS, _TOKENS, _TASKS = 3, 4, 2
 
 
-def try_options(method: CreditMethod, num_generations: int) -> None:
+def try_options(method: CreditMethod | None, num_generations: int) -> None:
     """Run a method of this library once where its options differ from its defaults; cheap, and changes nothing.
 
     The methods check their options when they are called, which would be after the first rollouts. The defaults are
@@ -21,6 +21,8 @@ def try_options(method: CreditMethod, num_generations: int) -> None:
     Raises:
         TypeError, ValueError: what the method says about the option.
     """
+    if method is None:
+        return
     default = get_credit(method.name)
     if method.options == default.options or not _is_ours(method):
         return
@@ -33,7 +35,7 @@ def try_options(method: CreditMethod, num_generations: int) -> None:
 
 
 def _is_ours(method: CreditMethod) -> bool:
-    package = __name__.rpartition(".trainers")[0]
+    package = __name__.rpartition(".trainers.")[0]
     return (method.function.__module__ or "").startswith(f"{package}.credit.")
 
 

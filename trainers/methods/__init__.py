@@ -1,0 +1,21 @@
+"""Training methods: what each name trains, who makes the signals it reads, and its only door to the model."""
+
+from . import align_opsd, library
+from .method import Method, Teacher
+from .providers import list_providers, provides
+from .registry import get_method, goes_with, list_methods, register_method
+from .run import Run
+
+__all__ = [
+    "Method",
+    "Run",
+    "Teacher",
+    "align_opsd",
+    "get_method",
+    "goes_with",
+    "library",
+    "list_methods",
+    "list_providers",
+    "provides",
+    "register_method",
+]

@@ -1,0 +1,152 @@
+"""What a training method is: credit, loss terms, a teacher, attached modules, model calls of its own, state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...credit import CreditInputs, CreditMethod
+from ...rollout.options import check_options, count, number
+from ..checkpoint import Stateful
+from ..optimization import AuxiliaryLoss
+
+if TYPE_CHECKING:
+    from ..batch import TurnBatch
+    from .providers import Provider
+    from .run import Run
+
+LAGGING = ("stale", "ema")
+TextsOf = Callable[["TurnBatch", "Run"], Sequence[str | None]]
+"""Texts that the teacher reads: one per trajectory or one per turn; None where it reads what the student reads."""
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Who scores, and answers, as the teacher.
+
+    Args:
+        weights: ``"current"``, the policy's; ``"stale"``, the policy's of the last refresh; ``"ema"``, which after every
+            update move to the policy's by `ema_rate`; or another model with the policy's tokenizer, by name or folder
+            or itself.
+        refresh_every: updates between refreshes of a stale teacher.
+        ema_rate: 0.05 keeps 95% of the teacher.
+        context: name of the text it reads beside the student's prompt: one of the suite's contexts (``"privileged"``),
+            ``"hindsight"``, or a function of one's own, see `TextsOf`; None for the student's prompt alone.
+
+    Raises:
+        TypeError, ValueError: an option of the wrong kind or out of range, or a teacher that is the student.
+    """
+
+    weights: str | PreTrainedModel = "current"
+    refresh_every: int = 10
+    ema_rate: float = 0.05
+    context: str | TextsOf | None = "privileged"
+
+    def __post_init__(self) -> None:
+        check_options("Teacher", vars(self), {"refresh_every": count(1), "ema_rate": number(0.0, 1.0, above=True)})
+        if not (self.weights and isinstance(self.weights, str)) and not isinstance(self.weights, nn.Module):
+            raise TypeError(
+                f"Teacher: weights must be text or a model, got {self.weights!r}; write current, stale, ema, or a folder"
+            )
+        if not (self.context is None or callable(self.context) or (self.context and isinstance(self.context, str))):
+            raise TypeError(
+                f"Teacher: context must be a name, a function or None, got {self.context!r}; name one of the suite's"
+            )
+        if self.context is None and self.weights == "current":
+            raise ValueError(
+                "Teacher: context must be given where the weights are the policy's, got None; the teacher would be the "
+                "student: name a context, or give it other weights"
+            )
+
+    @property
+    def lags(self) -> bool:
+        """Whether it has earlier weights of the policy."""
+        return self.weights in LAGGING
+
+    @property
+    def is_another(self) -> bool:
+        """Whether it is a model of its own."""
+        return not self.lags and self.weights != "current"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A training method; `get_method` makes one by name, with every option resolved.
+
+    Args:
+        credit: a credit function by name, or with options fixed; None gives no advantages.
+        terms: loss terms beside the policy gradient.
+        policy_weight: weight of the policy gradient; 0 leaves the terms alone.
+        teacher: who teaches; None takes what goes with the credit function, see `goes_with`.
+        student_context: name of the suite's context in the training prompt, or None.
+        modules: hidden size -> modules by name that are trained with the policy, reading its last hidden states.
+        prepare: ``(batch, run) -> signals`` for credit and terms, after the rollouts; may call `run`. Every process calls
+            it, also with an empty batch.
+        gives: names of the signals that `prepare` returns, or that stand in the credit's details and a term reads.
+        settle: ``(credit, inputs, run) -> credit`` with what only all processes together can say; inputs are None on a
+            process without a turn.
+        state: parts of one's own that checkpoints save, alike on every process.
+        invalid_penalty: taken off the reward of an invalid turn, as a residual after credit; 0 turns it off.
+        options: values for options of the credit function and the providers that differ from their defaults; those of a
+            resolved method are all its options.
+        name, needs, providers: filled in by `get_method`: the signals that are read, and who makes them.
+    """
+
+    credit: CreditMethod | str | None
+    terms: tuple[AuxiliaryLoss, ...] = ()
+    _: KW_ONLY
+    policy_weight: float = 1.0
+    teacher: Teacher | None = None
+    student_context: str | None = None
+    modules: Callable[[int], Mapping[str, nn.Module]] | None = None
+    prepare: Callable[[TurnBatch, Run], Mapping[str, Tensor] | None] | None = None
+    gives: tuple[str, ...] = ()
+    settle: Callable[[CreditMethod, CreditInputs | None, Run], CreditMethod] | None = None
+    state: Mapping[str, Stateful] = field(default_factory=dict)
+    invalid_penalty: float = 0.1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    needs: frozenset[str] = frozenset()
+    providers: tuple[Provider, ...] = ()
+
+    def __post_init__(self) -> None:
+        owner = f"Method {self.name}".rstrip()
+        rules = {"policy_weight": number(), "invalid_penalty": number()}
+        for name, value in check_options(owner, vars(self), rules).items():
+            object.__setattr__(self, name, value)
+        if self.student_context is not None and not (self.student_context and isinstance(self.student_context, str)):
+            raise TypeError(
+                f"{owner}: student_context must be a name or None, got {self.student_context!r}; name one of the "
+                "suite's contexts"
+            )
+
+    @property
+    def contexts(self) -> dict[str, str]:
+        """Who of this method reads which context of the suite."""
+        found = {} if self.student_context is None else {"student": self.student_context}
+        if self.reads_teacher and self.teacher is not None and isinstance(self.teacher.context, str):
+            found["teacher"] = self.teacher.context
+        return found
+
+    @property
+    def reads_teacher(self) -> bool:
+        """Whether a signal that it needs comes from the teacher."""
+        return any(provider.teacher for provider in self.providers)
+
+    def described(self) -> dict[str, Any]:
+        """Plain values by which a continued run is compared with the one before."""
+        credit = self.credit
+        return {
+            "credit": credit.name if isinstance(credit, CreditMethod) else credit,
+            "credit_options": dict(credit.options) if isinstance(credit, CreditMethod) else {},
+            "options": dict(self.options),
+            "terms": [repr(term) for term in self.terms],
+        }
+
+    def with_teacher(self, model: PreTrainedModel) -> Method:
+        """The method under another model as its teacher."""
+        return replace(self, teacher=replace(self.teacher or Teacher(), weights=model))

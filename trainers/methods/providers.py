@@ -1,0 +1,206 @@
+"""Who makes the signals that credit and loss terms read: ``@provides("name")`` beside whoever needs the name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...rollout.options import Rule, check_options
+from ..batch import TurnBatch
+from ..batch import anchor_ids as anchors_of
+from ..batch import span_mask as spans_of
+from ..teacher import TeacherScores, score_teacher
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+@dataclass(frozen=True)
+class Provider:
+    """What `provides` registers.
+
+    Args:
+        names: the signals it makes; it is asked for by the first.
+        function: ``(batch, run, *, option=default) -> value``, or a mapping for several names.
+        requires: signals that it reads by ``run.signal``.
+        defaults: its options.
+        rules: what they must be.
+        teacher: whether the teacher speaks.
+        own: what the pass over the sampled tokens must bring beside log-probs, see `Run.own_scores`.
+        start: ``(run, **options)``, called before the first rollout, so that what is missing is said then.
+    """
+
+    names: tuple[str, ...]
+    function: Callable[..., Any] = field(repr=False)
+    requires: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    teacher: bool = False
+    own: Mapping[str, Any] = field(default_factory=dict)
+    start: Callable[..., None] | None = None
+
+    def chosen(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Its own options out of a method's, checked."""
+        values = {name: options.get(name, default) for name, default in self.defaults.items()}
+        return {**values, **check_options(f"provider of {self.names[0]}", values, self.rules)}
+
+
+_PROVIDERS: dict[str, Provider] = {}
+
+
+def provides(
+    name: str,
+    *also: str,
+    requires: Iterable[str] = (),
+    rules: Mapping[str, Rule] | None = None,
+    teacher: bool = False,
+    own: Mapping[str, Any] | None = None,
+    start: Callable[..., None] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: ``function(batch, run, *, option=default)`` makes the signal `name` for whatever method reads it.
+
+    Every process calls it, also with an empty batch. An option takes the value of the method's option of that name, and
+    without one the value of the credit function's.
+
+    Args:
+        name: the signal; see `turncredit.credit.register_signal` for one of your own.
+        also: further signals of the same pass; the function then returns a mapping of all of them.
+        requires, rules, teacher, own, start: see `Provider`.
+
+    Raises:
+        ValueError: another function provides the signal.
+        TypeError: an option without a default.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        former = _PROVIDERS.get(name)
+        if former is not None and _place(former.function) != _place(function):
+            raise ValueError(
+                f"provides: name must be new, got {name!r}, which {'.'.join(_place(former.function))} makes; give the "
+                "signal another name"
+            )
+        defaults = keyword_defaults("provides", name, function, skip=2)
+        entry = Provider((name, *also), function, tuple(requires), defaults, rules or {}, teacher, own or {}, start)
+        _PROVIDERS[name] = entry
+        return function
+
+    return decorate
+
+
+def list_providers() -> list[str]:
+    """Names of the signals that some provider makes, sorted."""
+    return sorted({name for provider in _PROVIDERS.values() for name in provider.names})
+
+
+def plan_providers(owner: str, names: Iterable[str], given: Iterable[str] = ()) -> tuple[Provider, ...]:
+    """The providers that together make some signals; one that another makes along with its own is left out.
+
+    Raises:
+        ValueError: nobody makes a signal.
+    """
+    wanted, chosen = sorted(names, reverse=True), {}
+    while wanted:
+        name = wanted.pop()
+        if name in chosen or name in given:
+            continue
+        if name not in _PROVIDERS:
+            near = difflib.get_close_matches(name, list_providers(), 1)
+            hint = f"did you mean {near[0]!r}? else " if near else ""
+            raise ValueError(
+                f"get_method: signals that {owner} reads must have a provider, got {name!r} without one; {hint}register "
+                f'one with @provides("{name}"), or let prepare return it and name it in gives'
+            )
+        chosen[name] = _PROVIDERS[name]
+        wanted += chosen[name].requires
+    along = {name for provider in chosen.values() for name in provider.names[1:]}
+    return tuple(chosen[name] for name in sorted(chosen.keys() - along))
+
+
+def find_provider(name: str) -> Provider | None:
+    """Who makes a signal, or None."""
+    return _PROVIDERS.get(name)
+
+
+def keyword_defaults(owner: str, name: str, function: Callable[..., Any], skip: int = 0) -> dict[str, Any]:
+    """Defaults of a function's keyword-only parameters behind its first `skip`.
+
+    Raises:
+        TypeError: a parameter without a default, or one that is not by keyword.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    for parameter in parameters:
+        if parameter.default is parameter.empty or parameter.kind is not parameter.KEYWORD_ONLY:
+            raise TypeError(
+                f"{owner}: {name} must take its options by keyword with a default, got {parameter}; write "
+                f"'*, {parameter.name}=...'"
+            )
+    return {parameter.name: parameter.default for parameter in parameters}
+
+
+def _place(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
+
+
+@provides("turn_rewards")
+def turn_rewards(batch: TurnBatch, run: Run) -> Tensor:
+    """``[M]`` float32: the immediate reward of every turn."""
+    return torch.tensor([turn.reward for turn in batch.turns], dtype=torch.float32)
+
+
+@provides("valid_actions")
+def valid_actions(batch: TurnBatch, run: Run) -> Tensor:
+    """``[M]`` bool: whether the turn was well-formed and admissible."""
+    return torch.tensor([turn.valid for turn in batch.turns], dtype=torch.bool)
+
+
+@provides("span_mask")
+def span_mask(batch: TurnBatch, run: Run) -> Tensor:
+    """``[M, T]`` bool: the span that the suite calls causal, see `turncredit.trainers.batch.span_mask`."""
+    return spans_of(batch, getattr(run.suite, "causal_span", "action_only"))
+
+
+@provides("anchor_ids")
+def anchor_ids(batch: TurnBatch, run: Run) -> Tensor:
+    """``[M]`` int64: equal for rows that saw the same observation in the same group."""
+    return anchors_of(batch)
+
+
+@provides("entropies", own={"entropy": True})
+def entropies(batch: TurnBatch, run: Run) -> Tensor:
+    """``[M, T]`` float32: the policy's entropy at every sampled token, nats."""
+    return run.own_scores(entropy=True).entropy
+
+
+@provides("ref_logprobs")
+def ref_logprobs(batch: TurnBatch, run: Run) -> Tensor:
+    """``[M, T]`` float32: the sampled tokens under the frozen reference, nats."""
+    return run.score(batch.prompts, batch.responses, weights="reference").logprobs
+
+
+@provides("teacher_logprobs", teacher=True)
+def teacher_logprobs(batch: TurnBatch, run: Run) -> Tensor:
+    """``[M, T]`` float32: the sampled tokens as the teacher scores them, nats."""
+    return teacher_scores(run).logprobs
+
+
+def teacher_scores(run: Run, pairs: list[tuple[int, int]] | None = None) -> TeacherScores:
+    """The batch, and pairs of rows, under the teacher's prompts in one pass, and how many rows that took."""
+    assert run.batch is not None
+    scores = score_teacher(
+        lambda prompts, responses: run.score(prompts, responses, weights="teacher"),
+        run.batch,
+        run.teacher_prompts(),
+        run.student_logprobs,
+        pairs=pairs or (),
+        max_length=run.longest("teacher"),
+        identical_too=run.teacher.differs,
+    )
+    for name, rows in (("", scores.scored), ("identical_", scores.identical), ("over_length_", scores.over_length)):
+        run.log(f"teacher/{name}rows", rows, reduce="sum")
+    return scores

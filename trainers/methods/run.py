@@ -1,0 +1,278 @@
+"""A method's only door to the model and the environments."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...credit import Largest, Mean, Total
+from ...envs import Task, TaskSuite
+from ...rollout.collector import RolloutCollector
+from ...rollout.limits import model_positions
+from ...rollout.sampling import Sample
+from ...rollout.scoring import ResponseScores, score_responses
+from ..batch import TurnBatch
+from ..config import GRPOConfig
+from ..distributed import agree_max, zero_stage
+from ..encoder import Encoder, embed, load_encoder
+from ..reference import speaking
+from ..teacher import TeacherModel, teacher_openings, teacher_prompts
+from .checks import check_contexts, check_signal
+from .contexts import teacher_texts
+from .method import Method
+from .providers import find_provider
+
+Ids = Sequence[int]
+_REDUCE = {"mean": Mean, "sum": lambda value, count: Total(value), "max": lambda value, count: Largest(value)}
+
+
+@dataclass(kw_only=True, eq=False)
+class Run:
+    """What a method may ask of a run. **Every process makes every call, in the same order**, also with empty lists.
+
+    Args:
+        method: the method that is trained.
+        config: the run's settings.
+        suite: the task suite.
+        tasks: training tasks by id.
+        accelerator: the processes.
+        collector: plays and samples.
+        model: the bare policy.
+        scorer: what scores with it: a `PolicyScorer`, or DeepSpeed's engine around one.
+        reference: the frozen reference as a scorer, or None.
+        teacher: whose weights the teacher has.
+        generation: the context in which the policy generates.
+        encoder: a sentence encoder instead of the ones that methods name.
+    """
+
+    method: Method
+    config: GRPOConfig
+    suite: TaskSuite
+    tasks: Mapping[str, Task]
+    accelerator: Accelerator
+    collector: RolloutCollector
+    model: PreTrainedModel
+    scorer: Any
+    reference: Any
+    teacher: TeacherModel
+    generation: Any = contextlib.nullcontext
+    encoder: Encoder | None = None
+    step: int = field(default=0, init=False)
+    batch: TurnBatch | None = field(default=None, init=False)
+    metrics: dict[str, float] = field(default_factory=dict, init=False)
+
+    # ---- facts
+
+    @property
+    def seed(self) -> int:
+        """The run's seed; with the step and the row it seeds what is sampled."""
+        return self.config.seed
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's tokenizer."""
+        return self.collector.tokenizer
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the run."""
+        return self.accelerator.num_processes
+
+    def longest(self, weights: str = "policy") -> int | None:
+        """The longest row of a model, tokens; None without a limit."""
+        positions = model_positions(self.teacher.model if weights == "teacher" else self.model)
+        return None if positions is None else positions.limit
+
+    # ---- calls of all processes
+
+    @contextlib.contextmanager
+    def weights(self, whose: str) -> Iterator[Any]:
+        """Inside, the scorer of ``"policy"``, ``"teacher"`` or ``"reference"``; lagging weights are put in place once.
+
+        Raises:
+            ValueError: another name, or a run without a reference.
+        """
+        if whose not in ("policy", "teacher", "reference"):
+            raise ValueError(
+                f'Run.weights: whose must be "policy", "teacher" or "reference", got {whose!r}; write one of them'
+            )
+        if whose == "reference" and self.reference is None:
+            raise ValueError(
+                f'Run.weights: whose must not be "reference" in a run without one, got it from {self.method.name}; set '
+                "beta above 0"
+            )
+        if whose == "reference":
+            with speaking(self.reference):
+                yield self.reference
+        elif whose == "teacher":
+            with self.teacher.speaking():
+                yield self.teacher.scorer
+        else:
+            yield self.scorer
+
+    def score(
+        self, prompts: Sequence[Ids], responses: Sequence[Ids], *, weights: str = "policy", entropy: bool = False
+    ) -> ResponseScores:
+        """Log-probs of responses under prompts at the sampling temperature; see `score_responses`.
+
+        Args:
+            prompts, responses: as many of one as of the other; a process may have none.
+            weights: whose, see `weights`.
+            entropy: also of every scored position.
+        """
+        with self.weights(weights) as scorer:
+            return score_responses(
+                scorer,
+                prompts,
+                responses,
+                pad_token_id=self.tokenizer.pad_token_id,
+                temperature=self.config.sampling.temperature or 1.0,
+                max_tokens=self.config.micro_batch_tokens,
+                entropy=entropy,
+                agree=functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
+            )
+
+    def sample(
+        self,
+        prompts: Sequence[Ids],
+        seeds: Sequence[Sequence[int | str]],
+        *,
+        weights: str = "policy",
+        max_completion_length: int | None = None,
+    ) -> list[Sample]:
+        """One response to every prompt, sampled as in training.
+
+        Args:
+            prompts: any number.
+            seeds: one per prompt; equal seeds sample equally.
+            weights: ``"policy"`` or ``"teacher"``.
+            max_completion_length: tokens; None is the run's.
+        """
+        sampling = self.config.sampling
+        sampling = replace(sampling, max_completion_length=max_completion_length or sampling.max_completion_length)
+        with self.weights(weights), self.generation():
+            collector = self.teacher.collector(self.collector) if weights == "teacher" else self.collector
+            return collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
+
+    def response_text(self, sample: Sample) -> str:
+        """The text of a sampled response."""
+        return self.collector.response_text(sample)
+
+    def embed(self, texts: Sequence[str], encoder: str) -> Tensor:
+        """``[n, D]`` unit vectors of texts; the encoder is loaded once, by name or folder, or ``"hashing"``."""
+        return embed(self.encoder or _encoder(encoder), texts)
+
+    def all_gather(self, numbers: Sequence[float]) -> list[float]:
+        """The numbers of all processes, which may have different many each."""
+        return list(numbers) if self.num_processes == 1 else gather_object(list(numbers))
+
+    # ---- this update
+
+    def begin(self, batch: TurnBatch, step: int) -> None:
+        """Forget the update before."""
+        self.batch, self.step, self.metrics, self.signals = batch, step, {}, {}
+        self.student_logprobs = batch.sampled_logprobs
+        for name in ("_own", "_texts", "_prompts"):
+            self.__dict__.pop(name, None)
+
+    def log(self, name: str, value: float, reduce: str = "mean", count: float = 1) -> None:
+        """Add a metric of this update; one without a slash in its name stands under ``method/``.
+
+        Args:
+            name: in ``metrics.jsonl``.
+            value: of this process.
+            reduce: how those of several processes are joined: ``"mean"``, ``"sum"`` or ``"max"``.
+            count: what a mean was taken over: turns, tokens, ..
+
+        Raises:
+            ValueError: another way to reduce.
+        """
+        if reduce not in _REDUCE:
+            raise ValueError(f"Run.log: reduce must be one of {tuple(_REDUCE)}, got {reduce!r}; write one of them")
+        self.metrics[name if "/" in name else f"method/{name}"] = _REDUCE[reduce](float(value), count)
+
+    def signal(self, name: str) -> Any:
+        """A signal of this batch, made once an update by its provider; None where a process without a turn has none.
+
+        Raises:
+            ValueError: nobody makes it, or what was made is not what the signal is.
+        """
+        if name not in self.signals:
+            planned = [provider for provider in self.method.providers if name in provider.names]
+            provider = planned[0] if planned else find_provider(name)
+            if provider is None:
+                raise ValueError(
+                    f"Run.signal: name must be a signal that someone provides, got {name!r} from {self.method.name}; "
+                    f'register @provides("{name}")'
+                )
+            made = provider.function(self.batch, self, **provider.chosen(self.method.options))
+            self.give(f"provider of {name}", {name: made} if len(provider.names) == 1 else made, provider.names)
+        return self.signals[name]
+
+    def give(self, owner: str, made: Any, names: Sequence[str]) -> None:
+        """Take over signals that somebody made, checked.
+
+        Raises:
+            TypeError, ValueError: they are not those that were announced, or not what a signal is.
+        """
+        owner = f"{self.method.name}: {owner}"
+        if not isinstance(made, Mapping) or set(made) != set(names):
+            got = sorted(made) if isinstance(made, Mapping) else type(made).__name__
+            raise TypeError(f"{owner} must return a mapping of {sorted(names)}, got {got}; return those, by name")
+        assert self.batch is not None
+        for name, value in made.items():
+            if value is not None or self.batch.turns:
+                check_signal(owner, name, value, self.batch)
+        self.signals |= made
+
+    def own_scores(self, *, entropy: bool = False) -> ResponseScores:
+        """Scores of the sampled tokens under the student's own prompts; one pass, with all that providers announced."""
+        asked = {"entropy": entropy}
+        for provider in self.method.providers:
+            asked |= provider.own
+        if asked != self.__dict__.get("_asked") or "_own" not in self.__dict__:
+            assert self.batch is not None
+            self._asked, self._own = asked, self.score(self.batch.prompts, self.batch.responses, **asked)
+        return self._own
+
+    def teacher_texts(self) -> list[str | None]:
+        """What the teacher reads beside the student's prompt, one text or None per row."""
+        if "_texts" not in self.__dict__:
+            assert self.batch is not None
+            self._texts = teacher_texts(self.method, self.batch, self)
+        return self._texts
+
+    def teacher_prompts(self) -> list[tuple[int, ...]]:
+        """The teacher's prompt ids, one per row."""
+        if "_prompts" not in self.__dict__:
+            self._prompts = teacher_prompts(*self._rendering())
+        return self._prompts
+
+    def teacher_openings(self) -> list[str]:
+        """The thinking block that each of the teacher's prompts opens at its end."""
+        return teacher_openings(*self._rendering())
+
+    def _rendering(self) -> tuple[Any, TurnBatch, list[str | None], Mapping[str, Any]]:
+        assert self.batch is not None
+        return self.tokenizer, self.batch, self.teacher_texts(), self.collector.chat_template_kwargs
+
+    def start(self) -> None:
+        """What is missing is said before the first rollout."""
+        check_contexts(self.method, self.suite, list(self.tasks.values()))
+        for provider in self.method.providers:
+            if provider.start is not None:
+                provider.start(self, **provider.chosen(self.method.options))
+
+
+@functools.cache
+def _encoder(name: str) -> Encoder:
+    return load_encoder(name)
