@@ -1,9 +1,29 @@
 """Trainers: configuration, objective, GRPO loop, checkpoints."""
 
-from .callbacks import TrainerCallback
-from .config import GRPOConfig
+from typing import TYPE_CHECKING
+
+from .callbacks import GRPOCallback
+from .config import EnvironmentConfig, EvaluationConfig, GRPOConfig, ObjectiveConfig, OptimizerConfig, SavingConfig
 from .grpo import GRPOTrainer
 from .optimization import AuxiliaryLoss
 from .recipes import RECIPES, Recipe, get_recipe
 
-__all__ = ["RECIPES", "AuxiliaryLoss", "GRPOConfig", "GRPOTrainer", "Recipe", "TrainerCallback", "get_recipe"]
+if TYPE_CHECKING:
+    from .callbacks import TrainerCallback as TrainerCallback
+else:
+    from .callbacks import __getattr__ as __getattr__  # the old name of GRPOCallback
+
+__all__ = [
+    "RECIPES",
+    "AuxiliaryLoss",
+    "EnvironmentConfig",
+    "EvaluationConfig",
+    "GRPOCallback",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "Recipe",
+    "SavingConfig",
+    "get_recipe",
+]

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from transformers import PreTrainedTokenizerBase
 
 from ..envs import Task, TaskSuite
 from ..rollout._preflight import PreflightReport
 from ..rollout.types import Trajectory
 from .assembly import check_processes, check_tasks, make_collector, make_credit, run_preflight
 from .batch import make_batch, usable
-from .callbacks import TrainerCallback
+from .callbacks import GRPOCallback, check_callbacks
 from .config import GRPOConfig
 from .distributed import agree_max, sharded_for_generation, whole_for_generation, zero_stage
 from .encoder import Encoder, load_encoder
@@ -50,6 +51,7 @@ from .recipes import get_recipe
 from .records import Clock, gather_summaries, keep_rollouts, mean_over_processes, write_completions
 from .resume import load_run, record_evaluation, rehearse_save, save_run
 from .snapshots import TeacherSnapshot
+from .trl import given
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,8 @@ class GRPOTrainer:
         ref_model: the frozen reference of the KL term; None takes the policy as it is now (only if beta > 0).
         peft_config: a peft configuration: an adapter is put on the model and trained.
         encoder: sentence encoder of AlignOPSD instead of ``config.encoder``.
-        callbacks: see `TrainerCallback`.
+        callbacks: see `GRPOCallback`.
+        args, processing_class: TRL's names of `config` and `tokenizer`.
         progress: show a progress bar over episodes and turns on the main process.
 
     Raises:
@@ -81,9 +84,9 @@ class GRPOTrainer:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
-        suite: TaskSuite,
-        config: GRPOConfig,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        suite: TaskSuite | None = None,
+        config: GRPOConfig | None = None,
         *,
         train_tasks: Sequence[Task] | None = None,
         eval_tasks: Sequence[Task] | None = None,
@@ -91,14 +94,19 @@ class GRPOTrainer:
         ref_model: Any = None,
         peft_config: Any = None,
         encoder: Encoder | None = None,
-        callbacks: Sequence[TrainerCallback] = (),
+        callbacks: Sequence[GRPOCallback] = (),
         progress: bool = False,
+        args: GRPOConfig | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
     ):
+        tokenizer = given("tokenizer", tokenizer, "processing_class", processing_class)
+        suite = given("suite", suite)
+        config = given("config", config, "args", args, GRPOConfig())
         config.check()
         self.config = config
         self.suite = suite
         self.tokenizer = tokenizer
-        self.callbacks = list(callbacks)
+        self.callbacks = check_callbacks(callbacks)
         self.progress = progress
         self.recipe = get_recipe(config.credit)
         self.credit = make_credit(config, self.recipe)
