@@ -23,7 +23,7 @@ from turncredit.rollout import SamplingConfig, save_trajectories
 from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
 from turncredit.trainers.loggers import read_metrics
 
-_CONFIG = {field.name for field in fields(GRPOConfig)} - {"sampling"}
+_CONFIG = {*GRPOConfig().to_dict(), *(field.name for field in fields(GRPOConfig))} - {"sampling"}
 _SAMPLING = {field.name for field in fields(SamplingConfig)}
 
 # an embedded policy: small numbers, a large step, no KL and no penalty

@@ -1,19 +1,31 @@
 """Trainers: configuration, methods, objective, GRPO loop, checkpoints."""
 
-from .callbacks import TrainerCallback
-from .config import GRPOConfig
+from typing import TYPE_CHECKING
+
+from .callbacks import GRPOCallback
+from .config import EnvironmentConfig, EvaluationConfig, GRPOConfig, ObjectiveConfig, OptimizerConfig, SavingConfig
 from .grpo import GRPOTrainer
 from .methods import Method, Run, Teacher, get_method, list_methods, provides, register_method
 from .optimization import AuxiliaryLoss
 
+if TYPE_CHECKING:
+    from .callbacks import TrainerCallback as TrainerCallback
+else:
+    from .callbacks import __getattr__ as __getattr__  # the old name of GRPOCallback
+
 __all__ = [
     "AuxiliaryLoss",
+    "EnvironmentConfig",
+    "EvaluationConfig",
+    "GRPOCallback",
     "GRPOConfig",
     "GRPOTrainer",
     "Method",
+    "ObjectiveConfig",
+    "OptimizerConfig",
     "Run",
+    "SavingConfig",
     "Teacher",
-    "TrainerCallback",
     "get_method",
     "list_methods",
     "provides",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..credit import Credit, CreditInputs
 from ..rollout.types import Trajectory
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from .grpo import GRPOTrainer
 
 
-class TrainerCallback:
+class GRPOCallback:
     """Override what you need; every hook runs on every process and must not change what it is given.
 
     An error in a hook ends the run and loses nothing that was finished: the checkpoint of an update is written before
@@ -33,3 +34,38 @@ class TrainerCallback:
 
     def on_save(self, trainer: GRPOTrainer, folder: str) -> None:
         """After a checkpoint was written."""
+
+
+HOOKS = tuple(name for name in vars(GRPOCallback) if name.startswith("on_"))
+
+
+def check_callbacks(callbacks: Sequence[GRPOCallback]) -> list[GRPOCallback]:
+    """The callbacks, each with every hook; transformers' own have others and would fail after the first rollouts.
+
+    Raises:
+        TypeError: one lacks a hook, or is a class.
+    """
+    for callback in callbacks:
+        missing = [name for name in HOOKS if not callable(getattr(callback, name, None))]
+        if missing or isinstance(callback, type):
+            got = f"the class {callback.__name__}" if isinstance(callback, type) else type(callback).__name__
+            raise TypeError(
+                f"GRPOTrainer: callbacks must be GRPOCallback objects, got {got}"
+                f"{f' without {missing}' if missing else ''}; subclass turncredit.trainers.GRPOCallback"
+            )
+    return list(callbacks)
+
+
+if TYPE_CHECKING:
+    TrainerCallback = GRPOCallback
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "TrainerCallback":
+            warnings.warn(
+                "TrainerCallback is now GRPOCallback: transformers' class of the old name has other hooks",
+                FutureWarning,
+                stacklevel=2,
+            )
+            return GRPOCallback
+        raise AttributeError(f"turncredit.trainers has no attribute {name!r}")

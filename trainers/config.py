@@ -1,27 +1,132 @@
-"""The one configuration of a training run, in TRL's names where TRL has them."""
+"""The one configuration of a training run: options in groups, each also by its own name, TRL's where TRL has it."""
 
 from __future__ import annotations
 
-import importlib.util
+import difflib
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from ..rollout.options import check_options, count, flag, number, text
+from ..rollout.options import Rule, check_options, count, flag, number, text
 from ..rollout.sampling import SamplingConfig
 from ..rollout.templates import check_template_kwargs
+from . import trl
+from .loggers import trackers
 from .losses import LOSS_TYPES
 
 logger = logging.getLogger(__name__)
 
-TRACKERS = ("wandb", "tensorboard")
+
+def option(default: Any, rule: Rule) -> Any:
+    """A field with the rule that its value must obey."""
+    return field(default=default, metadata={"rule": rule})
 
 
-@dataclass
+class _Group:
+    """Options that belong together; every one is checked by its rule."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, _checked(type(self).__name__, name, value))
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig(_Group):
+    """Where episodes are played.
+
+    Args:
+        num_envs: episodes in play at once, per process.
+        num_workers: environment processes, per process; 0 plays in this one.
+        env_timeout: seconds before a silent environment process is replaced.
+        max_worker_rss_mb: replace an environment process of more memory than this between episodes; None never does.
+    """
+
+    num_envs: int = option(64, count(1))
+    num_workers: int = option(2, count(0, fix="0 plays in this process"))
+    env_timeout: float = option(120.0, number(above=True))
+    max_worker_rss_mb: float | None = option(None, number(above=True, none="for no limit"))
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig(_Group):
+    """What is minimised.
+
+    Args:
+        epsilon, epsilon_high: clip range of the ratio below and above 1.
+        delta: dual clip for negative advantages; None turns it off.
+        beta: coefficient of the KL (k3) to the initial policy; 0 keeps no reference model.
+        entropy_coef: coefficient of the entropy bonus.
+        loss_type: ``seq-mean-token-mean``, ``token-mean`` or ``seq-mean-token-sum-norm``; TRL's ``grpo``, ``dapo`` and
+            ``dr_grpo`` are these.
+    """
+
+    epsilon: float = option(0.2, number(0.0, 1.0, fix="1 leaves the ratio unclipped below"))
+    epsilon_high: float = option(0.24, number())
+    delta: float | None = option(3.0, number(none="to turn the dual clip off"))
+    beta: float = option(0.01, number())
+    entropy_coef: float = option(0.001, number())
+    loss_type: str = option("seq-mean-token-mean", text(*dict.fromkeys((*LOSS_TYPES, *trl.LOSS_TYPES))))
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(_Group):
+    """AdamW's steps.
+
+    Args:
+        learning_rate, weight_decay: AdamW's.
+        warmup_steps: updates over which the learning rate rises from 0.
+        lr_scheduler_type: ``constant``, ``linear`` or ``cosine``.
+        max_grad_norm: gradient clipping.
+    """
+
+    learning_rate: float = option(1e-6, number(above=True))
+    weight_decay: float = option(0.0, number())
+    warmup_steps: int = option(0, count(0))
+    lr_scheduler_type: str = option("constant", text("constant", "linear", "cosine"))
+    max_grad_norm: float = option(1.0, number(above=True, fix="a very large one never clips"))
+
+
+@dataclass(frozen=True)
+class EvaluationConfig(_Group):
+    """How often and on what the policy is evaluated.
+
+    Args:
+        eval_steps: evaluate every so many updates; 0 only before and after.
+        num_eval_tasks: size of the fixed panel, the first tasks of the evaluation split.
+        eval_temperature: sampling temperature in evaluation.
+    """
+
+    eval_steps: int = option(10, count(0, fix="0 evaluates only before and after"))
+    num_eval_tasks: int = option(64, count(1))
+    eval_temperature: float = option(0.4, number(fix="0 is greedy"))
+
+
+@dataclass(frozen=True)
+class SavingConfig(_Group):
+    """What a run writes.
+
+    Args:
+        save_steps: checkpoint every so many updates; 0 only at the end.
+        save_total_limit: checkpoints kept; None keeps all.
+        log_completions: trajectories written out as readable text per update; 0 writes none.
+        report_to: any of ``"wandb"``, ``"tensorboard"``, or ``"all"`` that are installed, or ``"none"``; JSONL metrics
+            are always written.
+    """
+
+    save_steps: int = option(50, count(0, fix="0 saves only at the end"))
+    save_total_limit: int | None = option(2, count(1, none="to keep all"))
+    log_completions: int = option(2, count(0))
+    report_to: tuple[str, ...] = ()
+
+
+@dataclass(init=False)
 class GRPOConfig:
-    """Settings of `GRPOTrainer`. Defaults are the papers' (METHODS section 5).
+    """Settings of `GRPOTrainer`. Defaults are those of AgentOPSD's and AlignOPSD's papers, and train GRPO.
+
+    Options of a group are given in it or by their own names, ``GRPOConfig(num_envs=8)``, are read and set so too,
+    ``config.num_envs``, and win over their group's. A group may be a mapping, as a JSON file holds it.
 
     Args:
         output_dir: folder of metrics, completions, trajectories and checkpoints.
@@ -31,115 +136,103 @@ class GRPOConfig:
         credit: name of the credit method or recipe (`turncredit.credit.list_credits`, `turncredit.trainers.RECIPES`).
         credit_options: options of the method that differ from its defaults.
         sampling: temperature, top-p, top-k and budgets of training rollouts.
+        environments: environments and their processes.
+        objective: clipping, KL, entropy bonus and loss type.
+        optimizer: learning rate, its schedule, weight decay, gradient clipping.
+        evaluation: how often, on how many tasks, at which temperature.
+        saving: checkpoints, readable completions, trackers.
         chat_template_kwargs: further variables of the chat template, for student and teacher, such as
             ``{"enable_thinking": False}``; ``strftime_now`` is the date its clock shows (``"2025-01-01"``).
-        num_envs: episodes in play at once, per process.
-        num_workers: environment processes, per process; 0 plays in this one.
-        env_timeout: seconds before a silent environment process is replaced.
-        max_worker_rss_mb: replace an environment process of more memory than this between episodes; None never does.
         ds3_gather_for_generation: under ZeRO-3, gather the weights once for every rollout phase; False keeps them
             sharded (less memory, every token a collective call).
-        epsilon, epsilon_high: clip range of the ratio below and above 1.
-        delta: dual clip for negative advantages; None turns it off.
-        beta: coefficient of the KL (k3) to the initial policy; 0 keeps no reference model.
-        entropy_coef: coefficient of the entropy bonus.
-        loss_type: ``seq-mean-token-mean``, ``token-mean`` or ``seq-mean-token-sum-norm``.
-        invalid_action_penalty: taken off the reward of an invalid turn, as a residual after credit; 0 turns it off.
-        learning_rate, weight_decay, warmup_steps, lr_scheduler_type: AdamW and ``constant``, ``linear`` or ``cosine``.
-        max_grad_norm: gradient clipping.
         num_iterations: epochs over the rollouts of one update.
         num_minibatches: optimiser steps per epoch; trajectories stay whole.
         micro_batch_tokens: rows x longest row in one forward pass; accumulation takes as many as are needed.
         per_device_train_batch_size: rows in one training micro-batch at most; None leaves it to micro_batch_tokens.
         recompute_logprobs: score the rollouts again before training; None does so unless the model is float32.
-        encoder: sentence encoder of AlignOPSD: a SentenceTransformer's name or folder, or ``"hashing"`` (no model).
-        teacher_max_completion_length: response budget of the generating teacher (AlignOPSD); None is the student's.
-        eval_steps: evaluate every so many updates; 0 only before and after.
-        num_eval_tasks: size of the fixed panel, the first tasks of the evaluation split.
-        eval_temperature: sampling temperature in evaluation.
-        save_steps: checkpoint every so many updates; 0 only at the end.
-        save_total_limit: checkpoints kept; None keeps all.
-        log_completions: trajectories written out as readable text per update; 0 writes none.
-        report_to: any of ``"wandb"``, ``"tensorboard"``, or ``"all"`` that are installed, or ``"none"``; JSONL metrics
-            are always written.
         max_skipped_steps: updates with a loss or gradient that is not finite before the run stops.
         seed: of sampling and of the task order.
         preflight: compare sampling, scoring and training with the model before and in the first update; False goes
             without.
+        encoder: sentence encoder of AlignOPSD: a SentenceTransformer's name or folder, or ``"hashing"`` (no model).
+        teacher_max_completion_length: response budget of the generating teacher (AlignOPSD); None is the student's.
+        invalid_action_penalty: taken off the reward of an invalid turn, as a residual after credit; 0 turns it off.
+        options: options of a group by their own names; `scale_rewards` is the method's. TRL's are in docs/trl.md.
 
     Raises:
         TypeError: an option of another kind, such as text where a number is needed (``"1e-6"``), or an unknown one.
-        ValueError: an option out of range, or two that do not go together.
+        ValueError: an option out of range, two that do not go together, or one of TRL's that cannot be had here.
     """
 
-    output_dir: str = "outputs/run"
-    max_steps: int = 150
-    num_tasks: int = 16
-    num_generations: int = 8
-    credit: str = "agent_opsd"
+    output_dir: str = option("outputs/run", text())
+    max_steps: int = option(150, count(0))
+    num_tasks: int = option(16, count(1))
+    num_generations: int = option(8, count(2, fix="a group of one has no baseline and its advantage is 0"))
+    credit: str = option("grpo", text())
     credit_options: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    environments: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    saving: SavingConfig = field(default_factory=SavingConfig)
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    num_envs: int = 64
-    num_workers: int = 2
-    env_timeout: float = 120.0
-    max_worker_rss_mb: float | None = None
-    ds3_gather_for_generation: bool = True
-    epsilon: float = 0.2
-    epsilon_high: float = 0.24
-    delta: float | None = 3.0
-    beta: float = 0.01
-    entropy_coef: float = 0.001
-    loss_type: str = "seq-mean-token-mean"
-    invalid_action_penalty: float = 0.1
-    learning_rate: float = 1e-6
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
-    lr_scheduler_type: str = "constant"
-    max_grad_norm: float = 1.0
-    num_iterations: int = 1
-    num_minibatches: int = 1
-    micro_batch_tokens: int = 16384
-    per_device_train_batch_size: int | None = None
-    recompute_logprobs: bool | None = None
-    encoder: str = "Qwen/Qwen3-Embedding-0.6B"
-    teacher_max_completion_length: int | None = None
-    eval_steps: int = 10
-    num_eval_tasks: int = 64
-    eval_temperature: float = 0.4
-    save_steps: int = 50
-    save_total_limit: int | None = 2
-    log_completions: int = 2
-    report_to: tuple[str, ...] = ()
-    max_skipped_steps: int = 3
-    seed: int = 0
-    preflight: bool = True
+    ds3_gather_for_generation: bool = option(True, flag())
+    num_iterations: int = option(1, count(1))
+    num_minibatches: int = option(1, count(1))
+    micro_batch_tokens: int = option(16384, count(1))
+    per_device_train_batch_size: int | None = option(None, count(1, none="to let micro_batch_tokens decide"))
+    recompute_logprobs: bool | None = option(None, flag(none="to do so unless the model is float32"))
+    max_skipped_steps: int = option(3, count(0))
+    seed: int = option(0, count(0))
+    preflight: bool = option(True, flag())
+    # options of single methods
+    encoder: str = option("Qwen/Qwen3-Embedding-0.6B", text())
+    teacher_max_completion_length: int | None = option(None, count(1, none="for the student's"))
+    invalid_action_penalty: float = option(0.1, number())
 
-    def __post_init__(self) -> None:
-        self.check()
+    def __init__(self, output_dir: str | os.PathLike[str] = "outputs/run", **options: Any) -> None:
+        options = {"output_dir": output_dir, **trl.own_options(options)}
+        own = _names(self)
+        if unknown := [name for name in options if name not in own and name not in _HOMES]:
+            raise TypeError(f"GRPOConfig: options must be known, got {unknown[0]!r}; {_advice(unknown[0], self)}")
+        for own_field in fields(self):
+            make = own_field.default_factory
+            default = make() if callable(make) else own_field.default
+            setattr(self, own_field.name, options.pop(own_field.name, default))
+        for name, value in options.items():
+            setattr(self, name, value)
+        self._check_together()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"GRPOConfig: {name!r} is no option; {_advice(name, self)}")
+        home = getattr(self, _HOMES[name])
+        return home.get(name) if isinstance(home, Mapping) else getattr(home, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        home = _HOMES.get(name, name)
+        if home not in _names(self):
+            raise AttributeError(f"GRPOConfig: {name!r} is no option; {_advice(name, self)}")
+        if home != name:
+            before, change = getattr(self, home), {name: _checked("GRPOConfig", name, value)}
+            value = {**before, **change} if isinstance(before, Mapping) else replace(before, **change)
+        object.__setattr__(self, home, _checked("GRPOConfig", home, value))
 
     def check(self) -> None:
         """Raise unless every option is of its kind and in its range; a trainer asks again when it is made.
 
         Raises:
-            TypeError: an option is of another kind, text where a number is needed for instance, or unknown.
+            TypeError: an option is of another kind, text where a number is needed for instance.
             ValueError: an option is out of range, or two do not go together.
         """
-        # None, as an empty entry of a YAML file, holds nothing
-        self.sampling = _sampling(self.sampling)
-        kwargs = {} if self.chat_template_kwargs is None else self.chat_template_kwargs
-        self.chat_template_kwargs = check_template_kwargs(kwargs, "GRPOConfig")
-        self.credit_options = {} if self.credit_options is None else self.credit_options
-        self.report_to = trackers(self.report_to)
-        self.output_dir = os.fspath(self.output_dir) if isinstance(self.output_dir, os.PathLike) else self.output_dir
-        for name, value in check_options("GRPOConfig", vars(self), _RULES).items():
-            setattr(self, name, value)
-        if not isinstance(self.credit_options, Mapping) or not all(isinstance(key, str) for key in self.credit_options):
-            raise TypeError(
-                f"GRPOConfig: credit_options must map option names to values, got {self.credit_options!r}; "
-                'write {"gamma": 0.95}'
-            )
+        for name in _names(self):
+            setattr(self, name, getattr(self, name))
         self._check_together()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every option by its own name, none in a group; ``GRPOConfig(**config.to_dict())`` is the same."""
+        return flat_options(asdict(self))
 
     def _check_together(self) -> None:
         slots = self.num_tasks * self.num_generations
@@ -169,79 +262,91 @@ class GRPOConfig:
             )
 
 
-_RULES = {
-    "output_dir": text(),
-    "max_steps": count(0),
-    "num_tasks": count(1),
-    "num_generations": count(2, fix="a group of one has no baseline and its advantage is 0"),
-    "credit": text(),
-    "num_envs": count(1),
-    "num_workers": count(0, fix="0 plays in this process"),
-    "env_timeout": number(above=True),
-    "max_worker_rss_mb": number(above=True, none="for no limit"),
-    "ds3_gather_for_generation": flag(),
-    "epsilon": number(0.0, 1.0, fix="1 leaves the ratio unclipped below"),
-    "epsilon_high": number(),
-    "delta": number(none="to turn the dual clip off"),
-    "beta": number(),
-    "entropy_coef": number(),
-    "loss_type": text(*LOSS_TYPES),
-    "invalid_action_penalty": number(),
-    "learning_rate": number(above=True),
-    "weight_decay": number(),
-    "warmup_steps": count(0),
-    "lr_scheduler_type": text("constant", "linear", "cosine"),
-    "max_grad_norm": number(above=True, fix="a very large one never clips"),
-    "num_iterations": count(1),
-    "num_minibatches": count(1),
-    "micro_batch_tokens": count(1),
-    "per_device_train_batch_size": count(1, none="to let micro_batch_tokens decide"),
-    "recompute_logprobs": flag(none="to do so unless the model is float32"),
-    "encoder": text(),
-    "teacher_max_completion_length": count(1, none="for the student's"),
-    "eval_steps": count(0, fix="0 evaluates only before and after"),
-    "num_eval_tasks": count(1),
-    "eval_temperature": number(fix="0 is greedy"),
-    "save_steps": count(0, fix="0 saves only at the end"),
-    "save_total_limit": count(1, none="to keep all"),
-    "log_completions": count(0),
-    "max_skipped_steps": count(0),
-    "seed": count(0),
-    "preflight": flag(),
+GROUPS: dict[str, type] = {
+    "sampling": SamplingConfig,
+    "environments": EnvironmentConfig,
+    "objective": ObjectiveConfig,
+    "optimizer": OptimizerConfig,
+    "evaluation": EvaluationConfig,
+    "saving": SavingConfig,
+}
+"""Groups of options by the name of their field."""
+
+_RULES: dict[str, Rule] = {
+    own.name: own.metadata["rule"]
+    for group in (GRPOConfig, *GROUPS.values())
+    for own in fields(group)
+    if "rule" in own.metadata
 }
 
+# an option that lies inside a field -> that field
+_HOMES = {own.name: name for name, group in GROUPS.items() for own in fields(group)}
+_HOMES["scale_rewards"] = "credit_options"
 
-def _sampling(value: Any) -> SamplingConfig:
-    if isinstance(value, SamplingConfig):
+
+def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their own names, of a mapping with groups, without, or with some, as earlier checkpoints have it."""
+    groups = {name: options[name] for name in GROUPS if isinstance(options.get(name), Mapping)}
+    flat = {name: value for name, value in options.items() if name not in groups}
+    return flat | {name: value for group in groups.values() for name, value in group.items()}
+
+
+def _names(config: GRPOConfig) -> set[str]:
+    return {field.name for field in fields(config)}
+
+
+def _advice(name: str, config: GRPOConfig) -> str:
+    return did_you_mean(name, [*_names(config), *_HOMES])
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like `name`, as a question, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+
+
+def _checked(owner: str, name: str, value: Any) -> Any:
+    """The value as the configuration holds it, or the error that names the option."""
+    if name in _READERS:
+        value = _READERS[name](value)
+    if name in GROUPS:
+        return _group(name, value)
+    # sampling checks its own
+    return check_options(owner, {name: value}, {name: _RULES[name]})[name] if name in _RULES else value
+
+
+def _group(name: str, value: Any) -> Any:
+    kind = GROUPS[name]
+    if isinstance(value, kind):
         return value
-    known = [field.name for field in fields(SamplingConfig)]
+    known = [field.name for field in fields(kind)]
     if not isinstance(value, Mapping):
         raise TypeError(
-            f"GRPOConfig: sampling must be a SamplingConfig or a mapping of its options, got {value!r}; "
+            f"GRPOConfig: {name} must be a {kind.__name__} or a mapping of its options, got {value!r}; "
             f"its options are {known}"
         )
     if unknown := sorted(map(str, value.keys() - set(known))):
-        raise TypeError(f"GRPOConfig: sampling must hold options among {known}, got {unknown}; use one of them")
-    return SamplingConfig(**value)
+        advice = did_you_mean(unknown[0], known)
+        raise TypeError(f"GRPOConfig: {name} must hold options among {known}, got {unknown}; {advice}")
+    return kind(**value)
 
 
-def trackers(report_to: Any) -> tuple[str, ...]:
-    """The trackers that ``report_to`` names: None and ``"none"`` are none, ``"all"`` those that are installed.
-
-    Raises:
-        TypeError: neither a name nor a sequence of names.
-        ValueError: an unknown name, or ``"none"`` or ``"all"`` beside others.
-    """
-    names = [report_to] if isinstance(report_to, str) else list(report_to or ())
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f'GRPOConfig: report_to must be names of trackers, got {report_to!r}; write "wandb" or "none"')
-    if names in ([], ["none"]):
-        return ()
-    if names == ["all"]:
-        return tuple(name for name in TRACKERS if importlib.util.find_spec(name) is not None)
-    if unknown := sorted(set(names) - set(TRACKERS)):
-        raise ValueError(
-            f'GRPOConfig: report_to must be "none", "all" or any of {TRACKERS}, got {unknown}; '
-            "metrics.jsonl is always written and can be sent anywhere"
+def _credit_options(value: Any) -> Mapping[str, Any]:
+    value = {} if value is None else value
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(
+            f'GRPOConfig: credit_options must map option names to values, got {value!r}; write {{"gamma": 0.95}}'
         )
-    return tuple(dict.fromkeys(names))
+    return value
+
+
+# what an option may be given as besides; None, as an empty entry of a YAML file, holds nothing
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "output_dir": lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value,
+    "credit_options": _credit_options,
+    "chat_template_kwargs": lambda value: check_template_kwargs({} if value is None else value, "GRPOConfig"),
+    "loss_type": lambda value: trl.LOSS_TYPES.get(value, value) if isinstance(value, str) else value,
+    "report_to": trackers,
+    "scale_rewards": trl.scales_rewards,
+}

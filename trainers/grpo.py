@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..envs import Task, TaskSuite
 from ..rollout._preflight import PreflightReport
 from ..rollout.collector import RolloutCollector
 from ..rollout.types import Trajectory
 from .batch import make_batch, usable
-from .callbacks import TrainerCallback
+from .callbacks import GRPOCallback, check_callbacks
 from .checkpoint import Stateful
 from .config import GRPOConfig
 from .distributed import agree_max, sharded_for_generation, whole_for_generation, zero_stage
@@ -55,6 +55,7 @@ from .reference import InitialWeights
 from .rehearsal import check_processes, check_tasks, run_preflight
 from .resume import load_run, record_evaluation, rehearse_save, save_run
 from .teacher import load_teacher, make_teacher
+from .trl import given
 from .update import optimise
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ class GRPOTrainer:
         teacher_model: another model with the policy's tokenizer that teaches instead of the method's teacher.
         peft_config: a peft configuration: an adapter is put on the model and trained.
         encoder: a sentence encoder instead of the one that the method names.
-        callbacks: see `TrainerCallback`.
+        callbacks: see `GRPOCallback`.
+        args, processing_class: TRL's names of `config` and `tokenizer`.
         progress: show a progress bar over episodes and turns on the main process.
 
     Raises:
@@ -88,9 +90,9 @@ class GRPOTrainer:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
-        suite: TaskSuite,
-        config: GRPOConfig,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        suite: TaskSuite | None = None,
+        config: GRPOConfig | None = None,
         *,
         train_tasks: Sequence[Task] | None = None,
         eval_tasks: Sequence[Task] | None = None,
@@ -99,14 +101,19 @@ class GRPOTrainer:
         teacher_model: PreTrainedModel | None = None,
         peft_config: Any = None,
         encoder: Encoder | None = None,
-        callbacks: Sequence[TrainerCallback] = (),
+        callbacks: Sequence[GRPOCallback] = (),
         progress: bool = False,
+        args: GRPOConfig | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
     ):
+        tokenizer = given("tokenizer", tokenizer, "processing_class", processing_class)
+        suite = given("suite", suite)
+        config = given("config", config, "args", args, GRPOConfig())
         config.check()
         self.config = config
         self.suite = suite
         self.tokenizer = tokenizer
-        self.callbacks = list(callbacks)
+        self.callbacks = check_callbacks(callbacks)
         self.progress = progress
         self.method = get_method(config.credit, **config.credit_options)
         if teacher_model is not None:

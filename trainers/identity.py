@@ -9,14 +9,14 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ..envs import Task
-from .config import GRPOConfig
+from .config import GRPOConfig, flat_options
 from .distributed import zero_stage
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def check_resumable(
     marks += ["initial_model"] * (config.beta > 0 or saved["adapter"])
     changed = [name for name in marks if saved["fingerprint"][name] != current[name]]
     options = _changed_options(saved["config"], config)
-    if "eval_tasks" in changed and saved["config"].get("num_eval_tasks") != config.num_eval_tasks:
+    if "eval_tasks" in changed and flat_options(saved["config"]).get("num_eval_tasks") != config.num_eval_tasks:
         changed.remove("eval_tasks")
     same_method = not any(line.startswith(("credit:", "credit_options", "invalid_action_penalty")) for line in options)
     changed += options
@@ -229,13 +229,10 @@ def check_resumable(
 
 def _changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> list[str]:
     """Options that differ; one that the checkpoint's version did not have was at its default."""
-    here, defaults = _through_json(plain(asdict(config))), _through_json(plain(asdict(GRPOConfig())))
+    here, defaults = (_through_json(plain(options.to_dict())) for options in (config, GRPOConfig()))
     # a schedule that ends at max_steps depends on it
     free = FREE_OPTIONS - ({"max_steps"} if config.lr_scheduler_type != "constant" else set())
-    before = {**defaults, **saved}
-    before["sampling"] = {**defaults["sampling"], **before["sampling"]}
-    known = {field.name for field in fields(config)}
-    before = {name: value for name, value in before.items() if name not in free and (name in known or value)}
+    before = {**defaults, **flat_options(saved)}
     return _differences("", before, {name: value for name, value in here.items() if name not in free})
 
 

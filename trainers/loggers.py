@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..rollout.types import Trajectory
 
+if TYPE_CHECKING:
+    from .config import GRPOConfig
+
 logger = logging.getLogger(__name__)
+
+TRACKERS = ("wandb", "tensorboard")
 
 WANDB_ID = "wandb_run_id.txt"
 """File in the output folder: the Weights & Biases run that a continued run goes on with."""
@@ -32,7 +37,7 @@ class MetricsLogger:
         resume_step: on resume, lines of later updates are removed first; None starts a new file.
     """
 
-    def __init__(self, folder: Path, report_to: Sequence[str], config: Any, resume_step: int | None = None):
+    def __init__(self, folder: Path, report_to: Sequence[str], config: GRPOConfig, resume_step: int | None = None):
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.jsonl"
         kept = [] if resume_step is None else [line for line in read_metrics(self.path) if line["step"] <= resume_step]
@@ -136,11 +141,33 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
+def trackers(report_to: Any) -> tuple[str, ...]:
+    """The trackers that ``report_to`` names: None and ``"none"`` are none, ``"all"`` those that are installed.
+
+    Raises:
+        TypeError: neither a name nor a sequence of names.
+        ValueError: an unknown name, or ``"none"`` or ``"all"`` beside others.
+    """
+    names = [report_to] if isinstance(report_to, str) else list(report_to or ())
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f'GRPOConfig: report_to must be names of trackers, got {report_to!r}; write "wandb" or "none"')
+    if names in ([], ["none"]):
+        return ()
+    if names == ["all"]:
+        return tuple(name for name in TRACKERS if importlib.util.find_spec(name) is not None)
+    if unknown := sorted(set(names) - set(TRACKERS)):
+        raise ValueError(
+            f'GRPOConfig: report_to must be "none", "all" or any of {TRACKERS}, got {unknown}; '
+            "metrics.jsonl is always written and can be sent anywhere"
+        )
+    return tuple(dict.fromkeys(names))
+
+
 class _Wandb:
     """A run of Weights & Biases. One that the user opened is used and left open; one of our own is continued on resume
     by the id in the output folder, and finished at the end."""
 
-    def __init__(self, folder: Path, config: Any, resume_step: int | None):
+    def __init__(self, folder: Path, config: GRPOConfig, resume_step: int | None):
         import wandb
 
         self._own = getattr(wandb, "run", None) is None
@@ -151,7 +178,7 @@ class _Wandb:
         known = file.read_text(encoding="utf-8").strip() if resume_step is not None and file.is_file() else ""
         name = known or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
         project = os.environ.get("WANDB_PROJECT", "turncredit")
-        self._run = wandb.init(project=project, dir=str(folder), config=asdict(config), id=name, resume="allow")
+        self._run = wandb.init(project=project, dir=str(folder), config=config.to_dict(), id=name, resume="allow")
         file.write_text(name + "\n", encoding="utf-8")
 
     def __call__(self, step: int, metrics: Mapping[str, float]) -> None:

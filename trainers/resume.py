@@ -6,7 +6,6 @@ import json
 import logging
 import random
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +158,7 @@ def _state(trainer: GRPOTrainer) -> dict[str, Any]:
         "metrics": trainer.update_metrics,
         "evaluation_due": trainer.evaluation_due,
         "micro_batch": [trainer.limits.tokens, trainer.limits.rows],
-        "config": plain(asdict(trainer.config)),
+        "config": plain(trainer.config.to_dict()),
         "fingerprint": fingerprint_of(trainer),
         **trainer.description,
         "suite": unmoved(trainer.description["suite"], describe_suite(trainer.suite)),

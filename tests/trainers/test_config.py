@@ -1,9 +1,12 @@
 """Every option of a run is checked where the configuration is made, by kind and by range."""
 
+import copy
 import json
 import math
+import pickle
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +15,9 @@ from helpers.toy import ToySuite
 
 from turncredit.credit import get_credit, list_credits, register_credit, registry
 from turncredit.rollout import SamplingConfig
-from turncredit.trainers import AuxiliaryLoss, GRPOConfig, GRPOTrainer, Recipe
-from turncredit.trainers.config import _RULES
+from turncredit.trainers import AuxiliaryLoss, EnvironmentConfig, GRPOConfig, GRPOTrainer, Recipe
+from turncredit.trainers.config import _RULES, GROUPS
+from turncredit.trainers.trl import absent_names
 from turncredit.trainers.tryout import made_up_inputs, try_options
 
 NUMBERS = [name for name, rule in _RULES.items() if rule.kind in ("int", "float")]
@@ -23,9 +27,9 @@ NONE = {name for name, rule in _RULES.items() if rule.none}
 
 
 def test_every_option_has_a_rule():
-    assert {field.name for field in fields(GRPOConfig)} == {
+    assert set(GRPOConfig().to_dict()) == {
         *_RULES,
-        "sampling",
+        *(field.name for field in fields(SamplingConfig)),
         "credit_options",
         "chat_template_kwargs",
         "report_to",
@@ -76,7 +80,10 @@ def test_none_is_taken_where_it_means_something(name):
         ({"per_device_train_batch_size": 0}, r"per_device_train_batch_size must be a whole number of at least 1"),
         ({"loss_type": "mean"}, r"loss_type must be one of .*token-mean.* got 'mean'"),
         ({"seed": -1}, r"seed must be a whole number of at least 0, got -1"),
-        ({"sampling": {"temprature": 1.0}}, r"TypeError: GRPOConfig: sampling must hold .*got \['temprature'\]"),
+        (
+            {"sampling": {"temprature": 1.0}},
+            r"TypeError: GRPOConfig: sampling must hold .*got \['temprature'\]; did you mean 'temperature'\?",
+        ),
         ({"sampling": {"temperature": "1"}}, r"TypeError: SamplingConfig: temperature must be a number .* got '1'"),
         ({"sampling": None}, r"TypeError: GRPOConfig: sampling must be a SamplingConfig or a mapping"),
         ({"credit_options": [("gamma", 1.0)]}, r"TypeError: GRPOConfig: credit_options must map"),
@@ -84,6 +91,11 @@ def test_none_is_taken_where_it_means_something(name):
         ({"report_to": "mlflow"}, r"ValueError: GRPOConfig: report_to must be \"none\", .* got \['mlflow'\]"),
         ({"report_to": ("none", "wandb")}, r"report_to must be"),
         ({"report_to": 3}, r"TypeError"),
+        ({"num_env": 3}, r"TypeError: GRPOConfig: options must be known, got 'num_env'; did you mean 'num_envs'\?"),
+        ({"xyz": 3}, r"TypeError: GRPOConfig: options must be known, got 'xyz'; known are beta, "),
+        ({"environments": {"num_env": 3}}, r"environments must hold .*got \['num_env'\]; did you mean 'num_envs'\?"),
+        ({"environments": {"num_envs": 0}}, r"ValueError: EnvironmentConfig: num_envs must be a whole number"),
+        ({"optimizer": EnvironmentConfig()}, r"TypeError: GRPOConfig: optimizer must be a OptimizerConfig or a map"),
     ],
 )
 def test_the_message_names_rule_value_and_fix(options, message):
@@ -151,10 +163,13 @@ def test_all_trackers_are_those_that_are_installed(monkeypatch):
     assert GRPOConfig(report_to="all").report_to == ("tensorboard",)
 
 
-def test_an_option_spoilt_after_the_configuration_was_made_is_named_by_the_trainer(tmp_path):
+def test_an_option_spoilt_after_the_configuration_was_made_is_named(tmp_path):
     config = GRPOConfig(output_dir=tmp_path, num_tasks=2)
-    config.learning_rate = "1e-6"
-    with pytest.raises(TypeError, match="learning_rate must be a number"):
+    for name, value in (("learning_rate", "1e-6"), ("num_tasks", "2")):
+        with pytest.raises(TypeError, match=f"GRPOConfig: {name} must be a"):
+            setattr(config, name, value)
+    config.delta = 1.1
+    with pytest.raises(ValueError, match=r"delta must exceed 1 \+ epsilon_high"):
         GRPOTrainer(tiny_model(), tiny_tokenizer(), ToySuite(), config)
 
 
@@ -171,6 +186,109 @@ def test_an_option_spoilt_after_the_configuration_was_made_is_named_by_the_train
 def test_recipes_are_checked_where_they_are_made(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Recipe("grpo", **options)
+
+
+# ---- groups and flat names
+
+
+def test_options_are_read_and_set_in_their_group_or_by_name():
+    config = GRPOConfig(environments=EnvironmentConfig(num_envs=3, num_workers=1), num_envs=5, temperature=0.5)
+    assert config.environments == EnvironmentConfig(num_envs=5, num_workers=1)
+    assert (config.num_envs, config.num_workers, config.temperature) == (5, 1, 0.5)
+    config.num_workers = 4
+    config.top_p = 0.9
+    assert (config.environments.num_workers, config.sampling) == (4, SamplingConfig(temperature=0.5, top_p=0.9))
+    assert len(fields(GRPOConfig)) <= 30
+    assert GRPOConfig().credit == "grpo"
+
+
+def test_a_name_that_is_no_option_is_neither_set_nor_read():
+    config = GRPOConfig()
+    with pytest.raises(AttributeError, match="GRPOConfig: 'num_env' is no option; did you mean 'num_envs'"):
+        config.num_env = 3
+    with pytest.raises(AttributeError, match="did you mean 'learning_rate'"):
+        _ = config.learning_rat
+
+
+def test_replace_equality_copies_pickles_and_json():
+    config = GRPOConfig("run", num_envs=3, credit_options={"eps": 1e-3}, report_to="wandb", delta=None)
+    other = replace(config, num_envs=2, temperature=0.0, seed=1)
+    assert (other.num_envs, other.temperature, other.seed, other.delta) == (2, 0.0, 1, None)
+    assert (config.num_envs, config.temperature) == (3, 1.0)
+    assert replace(other, num_envs=3, temperature=1.0, seed=0) == config != other
+    for again in (
+        pickle.loads(pickle.dumps(other)),
+        copy.deepcopy(other),
+        GRPOConfig(**json.loads(json.dumps(asdict(other)))),
+        GRPOConfig(**json.loads(json.dumps(other.to_dict()))),
+    ):
+        assert again == other
+    assert not set(config.to_dict()) & set(GROUPS)
+
+
+# ---- TRL's names
+
+PAGE = (Path(__file__).parents[2] / "docs" / "trl.md").read_text()
+
+
+def names_of(section):
+    text = PAGE.split(f"## {section}\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_the_page_of_trls_names_says_what_is_accepted():
+    defaults = GRPOConfig().to_dict() | {"scale_rewards": True}
+    for name in names_of("The same") | names_of("The same name, and a difference"):
+        assert getattr(GRPOConfig(**{name: defaults[name]}), name) == defaults[name], name
+    assert names_of("Not here") == set(absent_names())
+
+
+def test_trls_values_have_their_meaning_here():
+    config = GRPOConfig(loss_type="dr_grpo", scale_rewards=False, use_vllm=False, min_p=None, repetition_penalty=1.0)
+    assert (config.loss_type, config.credit_options) == ("seq-mean-token-sum-norm", {"scale_rewards": False})
+    assert config == GRPOConfig(loss_type="seq-mean-token-sum-norm", credit_options={"scale_rewards": False})
+    assert GRPOConfig(loss_type="grpo").loss_type == "seq-mean-token-mean"
+    assert GRPOConfig(loss_type="dapo").loss_type == "token-mean"
+    assert GRPOConfig(scale_rewards="group", credit_options={"eps": 0.1}).credit_options == {
+        "eps": 0.1,
+        "scale_rewards": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_vllm": True}, "use_vllm must be False or left out, got True; responses are sampled by Hugging Face"),
+        ({"vllm_mode": "colocate"}, "vllm_mode must be left out, got 'colocate'"),
+        (
+            {"gradient_accumulation_steps": 1},
+            "gradient_accumulation_steps must be left out, got 1; num_tasks x num_gen",
+        ),
+        ({"bf16": True}, r"bf16 must be False or left out, got True; pass accelerator=Accelerator\(mixed_precision"),
+        ({"min_p": 0.1}, "min_p must be None or left out, got 0.1; use temperature, top_p and top_k"),
+        ({"scale_rewards": "batch"}, r'scale_rewards must be True \("group"\) or False \("none"\), got .batch'),
+        ({"loss_type": "cispo"}, "loss_type must be one of .*'grpo', 'dapo', 'dr_grpo'"),
+    ],
+)
+def test_what_trl_has_and_this_library_has_not_is_refused_with_advice(options, message):
+    with pytest.raises(ValueError, match=f"GRPOConfig: {message}"):
+        GRPOConfig(**options)
+
+
+def test_the_trainer_takes_trls_names_of_its_arguments(tmp_path):
+    config, tokenizer = GRPOConfig(tmp_path, num_tasks=2, num_generations=2, preflight=False), tiny_tokenizer()
+    with GRPOTrainer(tiny_model(), suite=ToySuite(), args=config, processing_class=tokenizer) as run:
+        assert (run.config, run.tokenizer) == (config, tokenizer)
+    for options, message in (
+        ({"config": config, "args": config}, "config must be given once, got config= and TRL's args=; leave one out"),
+        ({"processing_class": tokenizer, "tokenizer": tokenizer}, "tokenizer must be given once"),
+        ({"processing_class": None}, "tokenizer must be given, got None; pass tokenizer= or processing_class="),
+        ({"suite": None}, "suite must be given, got None; pass suite="),
+    ):
+        given = {"suite": ToySuite(), "config": config, "processing_class": tokenizer}
+        with pytest.raises(TypeError, match=f"GRPOTrainer: {message}"):
+            GRPOTrainer(tiny_model(), **{**given, **options})
 
 
 # ---- options of credit methods

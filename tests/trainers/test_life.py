@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from turncredit.envs import Task
 from turncredit.rollout import SamplingConfig, load_trajectories
-from turncredit.trainers import RECIPES, GRPOConfig, GRPOTrainer, TrainerCallback
+from turncredit.trainers import RECIPES, GRPOCallback, GRPOConfig, GRPOTrainer
 from turncredit.trainers.recipes import Recipe
 
 SUITE = ToySuite(num_tasks=8, needed=1, lenient=True)
@@ -68,7 +68,7 @@ def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-class RaiseAt(TrainerCallback):
+class RaiseAt(GRPOCallback):
     """Raises in one hook, first where `trainer.step` is the given one."""
 
     def __init__(self, hook, step):
@@ -157,7 +157,7 @@ def test_an_error_in_the_evaluation_costs_the_evaluation_only(tmp_path, undistur
 def test_the_checkpoint_is_written_before_the_evaluation_and_the_model_before_the_last_one(tmp_path):
     seen = []
 
-    class Look(TrainerCallback):
+    class Look(GRPOCallback):
         def on_evaluate(self, trainer, metrics):
             seen.append((trainer.step, checkpoints(trainer.folder) if trainer.step else []))
 
@@ -175,7 +175,7 @@ def test_a_kill_between_checkpoint_and_evaluation_is_made_up_for(tmp_path, undis
     (tmp_path / "metrics.jsonl").write_text("\n".join(kept) + "\n")
     ended = []
 
-    class Look(TrainerCallback):
+    class Look(GRPOCallback):
         def on_step_end(self, trainer, metrics):
             ended.append((trainer.step, "eval/success" in metrics))
 
@@ -190,7 +190,7 @@ def test_an_evaluation_that_was_made_is_not_made_again(tmp_path, undisturbed):
         run.train()
     steps = []
 
-    class Look(TrainerCallback):
+    class Look(GRPOCallback):
         def on_evaluate(self, trainer, metrics):
             steps.append(trainer.step)
 
@@ -276,7 +276,7 @@ def test_an_error_of_another_process_ends_this_one_where_all_can_save(monkeypatc
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_stopping_by_hand_saves_what_was_finished(tmp_path, undisturbed, error):
-    class Stop(TrainerCallback):
+    class Stop(GRPOCallback):
         def on_credit(self, trainer, inputs, credit):
             if trainer.step == 3:
                 raise error
@@ -299,7 +299,7 @@ def test_a_trainer_that_is_refused_leaves_no_process_behind(tmp_path):
 
 
 def test_an_upload_that_fails_is_no_failed_checkpoint(tmp_path):
-    class Upload(TrainerCallback):
+    class Upload(GRPOCallback):
         def on_save(self, trainer, folder):
             raise ConnectionError("network away")
 
@@ -376,7 +376,7 @@ def test_going_on_from_another_folder_does_not_mix_with_the_run_in_this_one(tmp_
 
 
 def test_a_run_stopped_before_its_first_update_is_continued_and_not_set_aside(tmp_path, monkeypatch):
-    class Stop(TrainerCallback):
+    class Stop(GRPOCallback):
         def on_rollout(self, trainer, trajectories):
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -597,7 +597,7 @@ def test_one_option_inside_sampling_is_named_alone(tmp_path):
     other = SamplingConfig(max_completion_length=6, temperature=0.5)
     with (
         trainer(tmp_path, sampling=other) as run,
-        pytest.raises(ValueError, match=r"got sampling\.temperature: 1\.0 -> 0\.5; pass"),
+        pytest.raises(ValueError, match=r"got temperature: 1\.0 -> 0\.5; pass"),
     ):
         run.resume(True)
 

@@ -2,7 +2,9 @@
 
 import enum
 import functools
+import json
 import logging
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from helpers.toy import ToySuite
 from turncredit.rollout import SamplingConfig
 from turncredit.trainers import GRPOConfig, GRPOTrainer
 from turncredit.trainers.checkpoint import list_checkpoints
-from turncredit.trainers.identity import describe_suite, plain, unmoved
+from turncredit.trainers.identity import check_resumable, describe_run, describe_suite, fingerprint_of, plain, unmoved
 
 
 def trainer(folder, suite, **changes):
@@ -111,6 +113,70 @@ def test_empty_entries_and_flags_of_numpy_are_ordinary():
     config = GRPOConfig(**given)
     assert (config.credit_options, config.chat_template_kwargs) == ({}, {})
     assert config.preflight is False
+
+
+EARLIER = {
+    "output_dir": "elsewhere",
+    "max_steps": 1,
+    "num_tasks": 2,
+    "num_generations": 2,
+    "credit": "grpo",
+    "credit_options": {"eps": 0.001},
+    "sampling": {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_completion_length": 4,
+        "max_trajectory_tokens": None,
+        "max_prompt_length": 2048,
+    },
+    "chat_template_kwargs": {},
+    "num_envs": 64,
+    "num_workers": 0,
+    "env_timeout": 120.0,
+    "epsilon": 0.2,
+    "epsilon_high": 0.24,
+    "delta": 3.0,
+    "beta": 0.0,
+    "entropy_coef": 0.001,
+    "loss_type": "seq-mean-token-mean",
+    "learning_rate": 1e-06,
+    "weight_decay": 0.0,
+    "warmup_steps": 0,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 1.0,
+    "num_iterations": 1,
+    "num_minibatches": 1,
+    "micro_batch_tokens": 16384,
+    "eval_steps": 0,
+    "num_eval_tasks": 1,
+    "report_to": [],
+    "seed": 0,
+    "an_option_that_is_no_more": 3,
+}
+"""The options in a checkpoint of the versions without groups but sampling's, some left out."""
+
+
+def test_options_of_a_checkpoint_are_compared_whether_they_lie_in_groups_or_not(tmp_path):
+    options = {"credit_options": {"eps": 0.001}}
+    with trainer(tmp_path, ToySuite(num_tasks=8), **options) as run:
+        now, description = fingerprint_of(run), describe_run(run)
+    changed = replace(run.config, learning_rate=1e-3, loss_type="dapo", temperature=0.5, num_envs=8)
+    for saved in (EARLIER, asdict(run.config), run.config.to_dict()):
+        state = {"config": json.loads(json.dumps(saved)), "fingerprint": now, "adapter": False}
+        assert check_resumable(state, replace(run.config, num_envs=8), now, description, False) == []
+        assert check_resumable(state, changed, now, description, True) == [
+            "learning_rate: 1e-06 -> 0.001",
+            "loss_type: 'seq-mean-token-mean' -> 'token-mean'",
+            "temperature: 1.0 -> 0.5",
+        ]
+
+
+def test_a_checkpoint_holds_every_option_by_its_own_name(tmp_path):
+    with trainer(tmp_path, ToySuite(num_tasks=8)) as run:
+        run.train()
+    state = json.loads((list_checkpoints(tmp_path / "checkpoints")[-1] / "trainer_state.json").read_text())
+    assert state["config"] == json.loads(json.dumps(run.config.to_dict()))
 
 
 def test_all_checkpoints_are_kept_without_a_limit(tmp_path):
