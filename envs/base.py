@@ -105,10 +105,21 @@ class Task:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """One past turn as the prompt shows it: what was seen, then what was done (the parsed action)."""
+    """One past turn: what was seen, what the policy said, and what was done.
+
+    Args:
+        observation: the observation's text.
+        action: the parsed action, empty where there was none.
+        response: the whole response as it was sampled, without its closing end-of-sequence token.
+        thinking: the text of its think block.
+        valid: whether its format was obeyed and its action admissible.
+    """
 
     observation: str
     action: str
+    response: str = ""
+    thinking: str = ""
+    valid: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """Rollouts: records of episodes, collection with a Hugging Face model, log-prob scoring."""
 
+from .episodes import ContextOf, EpisodeStart
 from .io import load_trajectories, save_trajectories
 from .types import StopReason, Trajectory, Turn
 
 __all__ = [
+    "ContextOf",
+    "EpisodeStart",
     "PolicyScorer",
     "PreflightReport",
     "RolloutCollector",
@@ -11,6 +14,8 @@ __all__ = [
     "StopReason",
     "Trajectory",
     "Turn",
+    "context_text",
+    "informed",
     "load_trajectories",
     "preflight",
     "render_prompt",
@@ -24,6 +29,8 @@ _LAZY = {
     "PreflightReport": "_preflight",
     "RolloutCollector": "collector",
     "SamplingConfig": "sampling",
+    "context_text": "contexts",
+    "informed": "contexts",
     "preflight": "_preflight",
     "render_prompt": "prompts",
     "score_responses": "scoring",

@@ -1,44 +1,27 @@
-"""The rollout loop: P tasks x G rollouts against environments, generating for the active episodes only."""
+"""The collector: P tasks x G rollouts, or any starts, against environments, with a Hugging Face model."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ..envs import EnvFailure, HistoryEntry, Observation, ParsedResponse, StepResult, Task, TaskSuite
-from ..envs.results import numeric_info
+from ..envs import Task, TaskSuite
 from ..envs.vector import VectorEnv
 from .chat import check_chat_template
+from .contexts import check_context, named_context
+from .episodes import EpisodeStart, check_starts
 from .limits import model_positions
+from .playing import Play, PlaySettings
 from .prompts import check_tokenizer
 from .sampling import Sample, Sampler, SamplingConfig, batches_of
 from .scoring import Agree
 from .stops import stop_token_ids
-from .suite_calls import parsed_response, privileged_text, turn_chat, turn_messages
 from .templates import check_template_kwargs
-from .text import plain, token_range
-from .types import Message, StopReason, Trajectory, Turn
+from .types import StopReason, Trajectory
 
-
-@dataclass
-class _Episode:
-    """An episode in play; becomes a frozen `Trajectory` when it ends."""
-
-    task: Task
-    group_id: int
-    rollout_index: int
-    observation: Observation | None = None
-    history: list[HistoryEntry] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    success: float = 0.0
-    info: dict[str, float] = field(default_factory=dict)
-    messages: list[Message] = field(default_factory=list)
-    prompt_ids: tuple[int, ...] = ()
-    opened: str = ""
-    budget: int = 0
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -74,8 +57,8 @@ class RolloutCollector:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         suite: TaskSuite,
         sampling: SamplingConfig | None = None,
         *,
@@ -129,6 +112,7 @@ class RolloutCollector:
         *,
         seed: int = 0,
         step: int = 0,
+        context: str | None = None,
         privileged: bool = False,
         sampling: SamplingConfig | None = None,
         first_group_id: int = 0,
@@ -140,7 +124,9 @@ class RolloutCollector:
             tasks: P tasks.
             num_generations: G rollouts per task; the G trajectories of a task share one group id.
             seed, step: with the task id, the rollout index and the turn they seed every response.
-            privileged: show the policy the teacher's context (evaluation of Skill-Prompt or of a hint).
+            context: name of the suite's context that the policy is shown (`turncredit.rollout.contexts.context_text`):
+                ``"privileged"``, the teacher's, for an evaluation of Skill-Prompt or of a hint; None for none.
+            privileged: the same as ``context="privileged"``.
             sampling: settings for this call instead of the collector's own.
             first_group_id: group id of the first task; the others count on from it.
             progress: an object with ``update(n)`` and ``set_postfix(...)`` (a tqdm bar), advanced once per episode.
@@ -150,131 +136,80 @@ class RolloutCollector:
             carry the cause.
 
         Raises:
-            ValueError: `tasks` is empty or `num_generations` is not positive.
+            ValueError: `tasks` is empty, `num_generations` is not positive, or the suite has no such context.
         """
         if not tasks and self.agree is None:
             raise ValueError("RolloutCollector.collect: tasks must not be empty; check the split's name and the data")
         if num_generations < 1:
             raise ValueError(f"RolloutCollector.collect: num_generations must be at least 1, got {num_generations}")
-        sampling = sampling or self.sampling
-        episodes = [
-            _Episode(task, first_group_id + index, rollout)
+        if privileged and context not in (None, "privileged"):
+            raise ValueError(
+                f"RolloutCollector.collect: context must be left out beside privileged=True, got {context!r}; "
+                'privileged=True means context="privileged"'
+            )
+        name = "privileged" if privileged else context
+        for task in tasks[:1]:
+            check_context(self.suite, task, name)
+        starts = [
+            EpisodeStart(task, first_group_id + index, rollout, context=named_context(self.suite, task, name))
             for index, task in enumerate(tasks)
             for rollout in range(num_generations)
         ]
-        results: dict[int, Trajectory] = {}
-        waiting = deque(range(len(episodes)))
-        playing: dict[int, int] = {}  # slot -> index of the episode in it
-        turns_played = 0
-        generation = environment = 0.0
+        return self._play(starts, PlaySettings(seed, step, sampling or self.sampling, progress))
 
-        def fail(slot: int, failure: EnvFailure) -> None:
-            finish(slot, StopReason.ENV_FAILURE, f"{failure.cause}: {failure.message}")
+    def collect_starts(
+        self,
+        starts: Sequence[EpisodeStart],
+        *,
+        seed: int = 0,
+        step: int = 0,
+        sampling: SamplingConfig | None = None,
+        progress: Any = None,
+    ) -> list[Trajectory]:
+        """Play one episode from every start: from its task's beginning, or from behind recorded turns.
 
-        def finish(slot: int, reason: StopReason, failure: str | None = None) -> None:
-            index = playing.pop(slot)
-            self.envs.release([slot])
-            results[index] = _trajectory(episodes[index], reason, failure, step)
-            if progress is not None:
-                progress.update(1)
-                progress.set_postfix(turns=turns_played, refresh=False)
+        A start with a prefix resets its environment, takes the recorded actions and compares every observation with the
+        record; a difference is the failure ``replay_diverged``, and nothing is generated. Replays of all free slots run
+        together, before the next responses. Where nothing but the prefix is given, the seed and step of the record
+        reproduce the rest of the record. Tokens of replayed turns count towards ``max_trajectory_tokens``.
 
-        self.envs.release(range(self.num_envs))  # what an interrupted call left behind
-        while self._anyone_plays(bool(waiting or playing)):
-            clock = time.perf_counter()
-            fresh: dict[int, int] = {}
-            for slot in range(self.num_envs):
-                if slot not in playing and waiting:
-                    fresh[slot] = playing[slot] = waiting.popleft()
-            answers: dict[int, Observation | EnvFailure] = {}
-            if fresh:
-                answers = self.envs.reset({slot: episodes[index].task.id for slot, index in fresh.items()})
-            for slot, answer in answers.items():
-                if isinstance(answer, EnvFailure):
-                    fail(slot, answer)
-                else:
-                    episodes[playing[slot]].observation = answer
-            environment += time.perf_counter() - clock
+        Args:
+            starts: any number of them, none included.
+            seed, step: with task id, rollout index, turn and the start's own seed they seed every response.
+            sampling: settings for this call instead of the collector's own.
+            progress: an object with ``update(n)`` and ``set_postfix(...)`` (a tqdm bar), advanced once per episode.
 
-            clock = time.perf_counter()
-            for slot in list(playing):
-                reason = self._prepare_turn(episodes[playing[slot]], sampling, privileged)
-                if isinstance(reason, EnvFailure):
-                    fail(slot, reason)
-                elif reason is not None:
-                    empty = not episodes[playing[slot]].turns
-                    finish(slot, reason, self._prompt_failure(sampling) if empty else None)
-            slots = sorted(playing, key=lambda s: len(episodes[playing[s]].prompt_ids))
-            samples = self._generate([episodes[playing[slot]] for slot in slots], sampling, seed, step)
-            generation += time.perf_counter() - clock
+        Returns:
+            One trajectory per start, in order, its replayed turns first (``Trajectory.replayed`` of them). An episode
+            that the replay finds over has no other turns; one whose replay failed has none.
 
-            clock = time.perf_counter()
-            parsed: dict[int, ParsedResponse] = {}
-            outcomes: dict[int, StepResult | EnvFailure] = {}
-            for slot, sample in zip(slots, samples, strict=True):
-                read = parsed_response(self.suite, self.response_text(sample), episodes[playing[slot]].opened)
-                (outcomes if isinstance(read, EnvFailure) else parsed)[slot] = read  # type: ignore[index]
-            if parsed:
-                outcomes |= self.envs.step({slot: read.action for slot, read in parsed.items()})
-            environment += time.perf_counter() - clock
-            for slot, sample in zip(slots, samples, strict=True):
-                episode, outcome = episodes[playing[slot]], outcomes[slot]
-                turns_played += 1
-                if isinstance(outcome, EnvFailure):
-                    fail(slot, outcome)
-                    continue
-                self._record_turn(episode, sample, parsed[slot], outcome)
-                if outcome.done:
-                    finish(slot, StopReason.SUCCESS if outcome.success == 1 else StopReason.DONE)
-                elif len(episode.turns) >= self.suite.max_turns:
-                    finish(slot, StopReason.MAX_TURNS)
-        self.stats = CollectorStats(generation, environment)
-        return [results[index] for index in range(len(episodes))]
+        Raises:
+            TypeError: something else than an `EpisodeStart`.
+            ValueError: two starts are alike and would draw the same responses.
+        """
+        check_starts(list(starts))
+        return self._play(starts, PlaySettings(seed, step, sampling or self.sampling, progress))
 
-    def _prepare_turn(
-        self, episode: _Episode, sampling: SamplingConfig, privileged: bool
-    ) -> StopReason | EnvFailure | None:
-        """Render the next prompt; returns a reason when the episode must end instead."""
-        assert episode.observation is not None
-        episode.observation = _plain_observation(episode.observation)
-        used = sum(len(turn.response_ids) for turn in episode.turns)
-        limit = sampling.max_trajectory_tokens
-        episode.budget = min(sampling.max_completion_length, limit - used if limit else sampling.max_completion_length)
-        if episode.budget < 1:
-            return StopReason.TOKEN_BUDGET
-        messages = turn_messages(self.suite, episode.task, episode.history, episode.observation)
-        context = privileged_text(self.suite, episode.task) if privileged else None
-        if isinstance(messages, EnvFailure):
-            return messages
-        if isinstance(context, EnvFailure):
-            return context
-        episode.messages = plain(messages)
-        chat = turn_chat(self.tokenizer, episode.messages, context, self.chat_template_kwargs)
-        if isinstance(chat, EnvFailure):
-            return chat
-        episode.prompt_ids, episode.opened = chat
-        return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > self._prompt_room(sampling) else None
+    def _play(self, starts: Sequence[EpisodeStart], settings: PlaySettings) -> list[Trajectory]:
+        play = Play(self, starts, settings)
+        trajectories = play.run()
+        self.stats = CollectorStats(play.seconds["generation"], play.seconds["environment"])
+        return trajectories
 
-    def _prompt_room(self, sampling: SamplingConfig) -> int:
+    def prompt_room(self, sampling: SamplingConfig) -> int:
+        """Longest prompt that is played, tokens."""
         if self.positions is None:
             return sampling.max_prompt_length
         return min(sampling.max_prompt_length, self.positions.limit - sampling.max_completion_length)
 
-    def _prompt_failure(self, sampling: SamplingConfig) -> str:
-        limited = self._prompt_room(sampling) < sampling.max_prompt_length
+    def prompt_failure(self, sampling: SamplingConfig) -> str:
+        """Why an episode whose first prompt is longer failed."""
+        limited = self.prompt_room(sampling) < sampling.max_prompt_length
         return "prompt over max_prompt_length" if not limited else "prompt and response over the model's positions"
 
-    def _anyone_plays(self, here: bool) -> bool:
+    def anyone_plays(self, here: bool) -> bool:
+        """Whether an episode is left on any process, where processes stay in step; else whether one is left here."""
         return here if self.agree is None else bool(self.agree([int(here)])[0])
-
-    def _generate(self, episodes: list[_Episode], sampling: SamplingConfig, seed: int, step: int) -> list[Sample]:
-        return self.sample(
-            [episode.prompt_ids for episode in episodes],
-            sampling,
-            [(seed, step, episode.task.id, episode.rollout_index, len(episode.turns)) for episode in episodes],
-            [episode.budget for episode in episodes],
-            self.generation_batch_size,
-        )
 
     def sample(
         self,
@@ -304,58 +239,3 @@ class RolloutCollector:
         """The response's text without its closing end-of-sequence token."""
         ids = sample.ids[:-1] if sample.stop_reason is StopReason.EOS else sample.ids
         return self.sampler.decode(ids)
-
-    def _token_range(self, sample: Sample, text: str, span: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Token range of a character range of the response's text; see `turncredit.rollout.text.token_range`."""
-        return token_range(self.sampler.decode, sample.ids, text, span, int(sample.stop_reason is StopReason.EOS))
-
-    def _record_turn(self, episode: _Episode, sample: Sample, parsed: Any, outcome: StepResult) -> None:
-        assert episode.observation is not None
-        observation = episode.observation
-        text = self.response_text(sample)
-        episode.turns.append(
-            Turn(
-                prompt_ids=episode.prompt_ids,
-                response_ids=sample.ids,
-                logprobs=sample.logprobs,
-                messages=tuple(episode.messages),
-                response=text,
-                thinking=parsed.thinking,
-                action=parsed.action,
-                observation=observation.text,
-                admissible_actions=tuple(observation.admissible_actions),
-                reward=float(outcome.reward),
-                valid=bool(parsed.valid and outcome.valid),
-                stop_reason=sample.stop_reason,
-                thinking_tokens=self._token_range(sample, text, parsed.thinking_span),
-                action_tokens=self._token_range(sample, text, parsed.action_span),
-                anchor=observation.anchor,
-            )
-        )
-        episode.success = float(outcome.success)
-        episode.info = numeric_info(outcome.info)
-        episode.history.append(HistoryEntry(observation.text, parsed.action))
-        episode.observation = outcome.observation
-
-
-def _plain_observation(observation: Observation) -> Observation:
-    """The observation without lone surrogates, so that prompts, records and files agree."""
-    seen = (observation.text, observation.admissible_actions, observation.anchor)
-    text, actions, anchor = kept = plain(seen)
-    return observation if kept == seen else replace(observation, text=text, admissible_actions=actions, anchor=anchor)
-
-
-def _trajectory(episode: _Episode, reason: StopReason, failure: str | None, policy_version: int) -> Trajectory:
-    return Trajectory(
-        task_id=episode.task.id,
-        task_type=episode.task.type,
-        group_id=episode.group_id,
-        rollout_index=episode.rollout_index,
-        turns=tuple(episode.turns),
-        reward=sum(turn.reward for turn in episode.turns),
-        success=episode.success,
-        stop_reason=reason,
-        failure=failure,
-        policy_version=policy_version,
-        info=episode.info,
-    )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..envs import EnvFailure, HistoryEntry, Observation, ParsedResponse, Task, TaskSuite
-from ..envs.results import as_number, shown
+from ..envs.results import shown
 from .chat import Chat
-from .prompts import parse_response, with_privileged_context
+from .contexts import NamedContext, informed
+from .episodes import ContextOf
+from .prompts import parse_response
+from .suite_answers import WrongAnswer, context_answer, messages_answer, parsed_answer
 from .types import Message
 
 
@@ -20,9 +22,9 @@ def parsed_response(suite: TaskSuite, response: str, opened: str = "") -> Parsed
     ``"suite_error"`` (see `turncredit.rollout.prompts.parse_response`)."""
 
     def parse(text: str) -> ParsedResponse:
-        return _parsed(suite.parse(text), text)
+        return parsed_answer(suite.parse(text), text)
 
-    return _asked("parse", lambda: parse_response(parse, response, opened), lambda answer: answer)
+    return _asked("parse", lambda: parse_response(parse, response, opened))
 
 
 def parsed_or_empty(suite: TaskSuite, response: str, opened: str = "") -> ParsedResponse:
@@ -35,80 +37,40 @@ def turn_messages(
     suite: TaskSuite, task: Task, history: Sequence[HistoryEntry], observation: Observation
 ) -> list[Message] | EnvFailure:
     """``suite.messages(..)`` as a list of messages, or the failure ``"suite_error"``."""
-    return _asked("messages", lambda: suite.messages(task, history, observation), _messages)
+    return _asked("messages", lambda: messages_answer(suite.messages(task, history, observation)))
 
 
 def turn_chat(
-    tokenizer: Any, messages: Sequence[Message], context: str | None, kwargs: Mapping[str, Any]
+    suite: TaskSuite, tokenizer: Any, messages: Sequence[Message], context: str | None, kwargs: Mapping[str, Any]
 ) -> tuple[tuple[int, ...], str] | EnvFailure:
-    """Prompt ids and the thinking block that the prompt opens, or ``"suite_error"`` where the template refuses."""
+    """Prompt ids and the thinking block that the prompt opens, or ``"suite_error"`` where the suite's hook or the
+    template refuses."""
+    member = "with_context" if context is not None and hasattr(suite, "with_context") else "messages"
+    shown_messages = _asked(member, lambda: informed(suite, messages, context))
+    if isinstance(shown_messages, EnvFailure):
+        return shown_messages
 
-    def render() -> Chat:
-        return Chat(tokenizer, messages if context is None else with_privileged_context(messages, context), kwargs)
+    def render() -> tuple[tuple[int, ...], str]:
+        chat = Chat(tokenizer, shown_messages, kwargs)
+        return chat.ids(), chat.opened()
 
-    return _asked("messages", render, lambda chat: (chat.ids(), chat.opened()))
-
-
-def privileged_text(suite: TaskSuite, task: Task) -> str | EnvFailure | None:
-    """``suite.privileged_context(task)``, or the failure ``"suite_error"``."""
-    return _asked("privileged_context", lambda: suite.privileged_context(task), _context)
+    return _asked(member, render)
 
 
-def _asked(name: str, call: Callable[[], Any], check: Callable[[Any], Any]) -> Any:
+def turn_context(context: str | ContextOf | None, turn: int) -> str | EnvFailure | None:
+    """The privileged text that the policy reads in this turn, or the failure ``"suite_error"``."""
+    if context is None or isinstance(context, str):
+        return context
+    member = context.member if isinstance(context, NamedContext) else "context"
+    return _asked(member, lambda: context_answer(context(turn), member))
+
+
+def _asked(name: str, call: Callable[[], Any]) -> Any:
     try:
-        return check(call())
-    except _Wrong as error:
-        return EnvFailure("suite_error", f"{name}: {error}")
+        return call()
+    except WrongAnswer as error:
+        return EnvFailure("suite_error", str(error))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(where.filename)}:{where.lineno}"
         return EnvFailure("suite_error", f"{name} raised {type(error).__name__} at {place}: {shown(error, plain=True)}")
-
-
-class _Wrong(Exception):
-    pass
-
-
-def _parsed(answer: Any, response: str) -> ParsedResponse:
-    _demand(isinstance(answer, ParsedResponse), "the result must be a ParsedResponse", answer)
-    for name in ("thinking", "action"):
-        value = getattr(answer, name)
-        _demand(isinstance(value, str), f"{name} must be a str, empty where there is none", value)
-    _demand(as_number(answer.valid) in (0.0, 1.0), "valid must be a bool", answer.valid)
-    for name in ("thinking_span", "action_span"):
-        span = getattr(answer, name)
-        _demand(span is None or _is_span(span, len(response)), f"{name} must be a range inside the response", span)
-    return answer if answer.valid is bool(answer.valid) else dataclasses.replace(answer, valid=bool(answer.valid))
-
-
-def _is_span(span: Any, length: int) -> bool:
-    start, end = span
-    return 0 <= start <= end <= length
-
-
-def _messages(answer: Any) -> list[Message]:
-    _demand(
-        isinstance(answer, Sequence) and not isinstance(answer, str | bytes) and len(answer) > 0,
-        "the result must be a non-empty list of messages",
-        answer,
-    )
-    return [_message(message) for message in answer]
-
-
-def _message(message: Any) -> Message:
-    _demand(isinstance(message, Mapping) and "role" in message, "a message must be a mapping with a role", message)
-    content = message.get("content")
-    # calls of tools go without text
-    bare = content is None and "tool_calls" in message
-    _demand(bare or isinstance(content, str | list), "content must be text", content)
-    return dict(message)
-
-
-def _context(answer: Any) -> str | None:
-    _demand(answer is None or isinstance(answer, str), "the result must be a str or None", answer)
-    return answer
-
-
-def _demand(right: bool, rule: str, value: Any) -> None:
-    if not right:
-        raise _Wrong(f"{rule}, got {shown(value)} ({type(value).__name__})")

@@ -107,9 +107,12 @@ class Trajectory:
         failure: cause of an environment failure, or None. Failed trajectories stay out of baselines and losses.
         policy_version: optimiser steps the sampling policy had seen.
         info: numbers the environment reported with the last step (a score, say).
+        replayed: how many of the first turns are those of another trajectory, replayed from its record; they were not
+            sampled here and are not trained.
 
     Raises:
-        ValueError: success outside [0, 1], a reward that is not finite, or no turns without a failure.
+        ValueError: success outside [0, 1], a reward that is not finite, no turns without a failure, or more turns
+            replayed than there are.
     """
 
     task_id: str
@@ -123,6 +126,7 @@ class Trajectory:
     failure: str | None = None
     policy_version: int = 0
     info: dict[str, float] = field(default_factory=dict)
+    replayed: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.turns, tuple):
@@ -140,6 +144,11 @@ class Trajectory:
             )
         if not self.turns and self.failure is None:
             raise ValueError(f"Trajectory: turns must not be empty for task {self.task_id!r} unless failure says why")
+        if not 0 <= self.replayed <= len(self.turns):
+            raise ValueError(
+                f"Trajectory: replayed must lie in 0..{len(self.turns)}, its turns, got {self.replayed} for task "
+                f"{self.task_id!r}; count the turns that were taken over from a record"
+            )
 
     @property
     def num_tokens(self) -> int:

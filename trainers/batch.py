@@ -13,7 +13,7 @@ from ..rollout.types import Trajectory, Turn
 
 @dataclass(frozen=True)
 class TurnBatch:
-    """The turns of N trajectories as M rows, in order.
+    """The turns of N trajectories as M rows, in order; replayed turns have none.
 
     Args:
         trajectories: N trajectories with at least one turn and no failure.
@@ -45,8 +45,9 @@ class TurnBatch:
 
 
 def usable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The trajectories that may be trained on: those that did not fail. A missing reward is not a reward of 0."""
-    return [trajectory for trajectory in trajectories if trajectory.failure is None]
+    """The trajectories that may be trained on: those that did not fail, with a turn that was not replayed. A missing
+    reward is not a reward of 0."""
+    return [t for t in trajectories if t.failure is None and len(t.turns) > t.replayed]
 
 
 def make_batch(trajectories: Sequence[Trajectory]) -> TurnBatch:
@@ -60,8 +61,9 @@ def make_batch(trajectories: Sequence[Trajectory]) -> TurnBatch:
         raise ValueError(
             f"make_batch: trajectories must not be failed ones, got {failed[:3]}; pass usable(trajectories)"
         )
-    turns = tuple(turn for trajectory in trajectories for turn in trajectory.turns)
-    counts = torch.tensor([len(trajectory.turns) for trajectory in trajectories], dtype=torch.long)
+    own = [trajectory.turns[trajectory.replayed :] for trajectory in trajectories]  # others were not sampled here
+    turns = tuple(turn for part in own for turn in part)
+    counts = torch.tensor([len(part) for part in own], dtype=torch.long)
     width = max((len(turn.response_ids) for turn in turns), default=0)
     lengths = torch.tensor([len(turn.response_ids) for turn in turns], dtype=torch.long)
     mask = torch.arange(width)[None] < lengths[:, None]
@@ -70,7 +72,7 @@ def make_batch(trajectories: Sequence[Trajectory]) -> TurnBatch:
         trajectories=tuple(trajectories),
         turns=turns,
         trajectory_ids=torch.repeat_interleave(torch.arange(len(counts)), counts),
-        turn_ids=torch.tensor([k for t in trajectories for k in range(len(t.turns))], dtype=torch.long),
+        turn_ids=torch.tensor([k for part in own for k in range(len(part))], dtype=torch.long),
         group_ids=torch.tensor([trajectory.group_id for trajectory in trajectories], dtype=torch.long),
         response_mask=mask,
         sampled_logprobs=torch.zeros(mask.shape).masked_scatter(mask, flat),

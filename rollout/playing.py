@@ -1,0 +1,198 @@
+"""The loop of a rollout: episodes in slots, replayed where they start later, then turn by turn until they end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..envs import EnvFailure, Observation, ParsedResponse, StepResult
+from ..envs.replay import replay
+from .episodes import Episode, EpisodeStart
+from .sampling import Sample, SamplingConfig
+from .suite_calls import parsed_response, turn_chat, turn_context, turn_messages
+from .text import plain, token_range
+from .types import StopReason, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from .collector import RolloutCollector
+
+
+@dataclass(frozen=True)
+class PlaySettings:
+    """How the episodes of one call are played; see `RolloutCollector.collect_starts`."""
+
+    seed: int
+    step: int
+    sampling: SamplingConfig
+    progress: Any = None
+
+
+class Play:
+    """One call of the collector: which episode is in which slot, and what came of those that ended."""
+
+    def __init__(self, collector: RolloutCollector, starts: Sequence[EpisodeStart], settings: PlaySettings):
+        self.collector, self.settings = collector, settings
+        self.suite, self.envs = collector.suite, collector.envs
+        self.seconds = {"generation": 0.0, "environment": 0.0}
+        self._waiting = deque((index, Episode(start)) for index, start in enumerate(starts))
+        self._playing: dict[int, tuple[int, Episode]] = {}  # by slot
+        self._results: dict[int, Trajectory] = {}
+        self._turns_played = 0
+
+    def run(self) -> list[Trajectory]:
+        """Play every episode to its end; the trajectories in the order of the starts."""
+        self.envs.release(range(self.envs.num_envs))  # what an interrupted call left behind
+        while self.collector.anyone_plays(bool(self._waiting or self._playing)):
+            with self._timed("environment"):
+                self._fill_slots()
+            with self._timed("generation"):
+                self._prepare_turns()
+                slots = sorted(self._playing, key=lambda slot: len(self._episode(slot).prompt_ids))
+                samples = self._generate([self._episode(slot) for slot in slots])
+            with self._timed("environment"):
+                self._act(dict(zip(slots, samples, strict=True)))
+        return [self._results[index] for index in range(len(self._results))]
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        clock = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - clock
+
+    def _episode(self, slot: int) -> Episode:
+        return self._playing[slot][1]
+
+    def _fill_slots(self) -> None:
+        """Start waiting episodes in the free slots: reset, then the recorded turns of all of them together."""
+        fresh = []
+        for slot in range(self.envs.num_envs):
+            if slot not in self._playing and self._waiting:
+                self._playing[slot] = self._waiting.popleft()
+                fresh.append(slot)
+        if not fresh:
+            return
+        recordings = {slot: self._episode(slot).start.recording() for slot in fresh}
+        for slot, outcome in replay(self.envs, recordings, plain_observation).items():
+            if isinstance(outcome, EnvFailure):
+                self._fail(slot, outcome)
+            else:
+                episode = self._episode(slot)
+                episode.begin(outcome)
+                if episode.replayed:
+                    self._finish_if_over(slot, outcome)
+
+    def _prepare_turns(self) -> None:
+        for slot in list(self._playing):
+            episode = self._episode(slot)
+            reason = self._prepare_turn(episode)
+            if isinstance(reason, EnvFailure):
+                self._fail(slot, reason)
+            elif reason is not None:
+                failure = None if episode.turns else self.collector.prompt_failure(self.settings.sampling)
+                self._finish(slot, reason, failure)
+
+    def _prepare_turn(self, episode: Episode) -> StopReason | EnvFailure | None:
+        """Render the next prompt; returns a reason when the episode must end instead."""
+        episode.observation = plain_observation(episode.observation)
+        sampling = self.settings.sampling
+        limit, longest = sampling.max_trajectory_tokens, sampling.max_completion_length
+        episode.budget = min(longest, limit - episode.tokens if limit else longest)
+        if episode.budget < 1:
+            return StopReason.TOKEN_BUDGET
+        messages = turn_messages(self.suite, episode.start.task, episode.history, episode.observation)
+        if isinstance(messages, EnvFailure):
+            return messages
+        context = turn_context(episode.start.context, len(episode.turns))
+        if isinstance(context, EnvFailure):
+            return context
+        episode.messages = plain(messages)
+        kwargs = self.collector.chat_template_kwargs
+        chat = turn_chat(self.suite, self.collector.tokenizer, episode.messages, context, kwargs)
+        if isinstance(chat, EnvFailure):
+            return chat
+        episode.prompt_ids, episode.opened = chat
+        return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > self.collector.prompt_room(sampling) else None
+
+    def _generate(self, episodes: list[Episode]) -> list[Sample]:
+        return self.collector.sample(
+            [episode.prompt_ids for episode in episodes],
+            self.settings.sampling,
+            [episode.seed(self.settings.seed, self.settings.step) for episode in episodes],
+            [episode.budget for episode in episodes],
+            self.collector.generation_batch_size,
+        )
+
+    def _act(self, samples: dict[int, Sample]) -> None:
+        """Read the responses, take the actions, record the turns."""
+        parsed: dict[int, ParsedResponse] = {}
+        outcomes: dict[int, StepResult | EnvFailure] = {}
+        for slot, sample in samples.items():
+            read = parsed_response(self.suite, self.collector.response_text(sample), self._episode(slot).opened)
+            (outcomes if isinstance(read, EnvFailure) else parsed)[slot] = read  # type: ignore[index]
+        if parsed:
+            outcomes |= self.envs.step({slot: read.action for slot, read in parsed.items()})
+        for slot, sample in samples.items():
+            outcome = outcomes[slot]
+            self._turns_played += 1
+            if isinstance(outcome, EnvFailure):
+                self._fail(slot, outcome)
+                continue
+            episode = self._episode(slot)
+            episode.add(self._turn(episode, sample, parsed[slot], outcome))
+            episode.reach(outcome)
+            self._finish_if_over(slot, outcome)
+
+    def _turn(self, episode: Episode, sample: Sample, parsed: ParsedResponse, outcome: StepResult) -> Turn:
+        observation = episode.observation
+        text = self.collector.response_text(sample)
+        closing = int(sample.stop_reason is StopReason.EOS)
+
+        def tokens(span: tuple[int, int] | None) -> tuple[int, int] | None:
+            return token_range(self.collector.sampler.decode, sample.ids, text, span, closing)
+
+        return Turn(
+            prompt_ids=episode.prompt_ids,
+            response_ids=sample.ids,
+            logprobs=sample.logprobs,
+            messages=tuple(episode.messages),
+            response=text,
+            thinking=parsed.thinking,
+            action=parsed.action,
+            observation=observation.text,
+            admissible_actions=tuple(observation.admissible_actions),
+            reward=float(outcome.reward),
+            valid=bool(parsed.valid and outcome.valid),
+            stop_reason=sample.stop_reason,
+            thinking_tokens=tokens(parsed.thinking_span),
+            action_tokens=tokens(parsed.action_span),
+            anchor=observation.anchor,
+        )
+
+    def _finish_if_over(self, slot: int, outcome: StepResult) -> None:
+        if outcome.done:
+            self._finish(slot, StopReason.SUCCESS if outcome.success == 1 else StopReason.DONE)
+        elif self._episode(slot).over(self.suite.max_turns):
+            self._finish(slot, StopReason.MAX_TURNS)
+
+    def _fail(self, slot: int, failure: EnvFailure) -> None:
+        self._finish(slot, StopReason.ENV_FAILURE, f"{failure.cause}: {failure.message}")
+
+    def _finish(self, slot: int, reason: StopReason, failure: str | None = None) -> None:
+        index, episode = self._playing.pop(slot)
+        self.envs.release([slot])
+        self._results[index] = episode.trajectory(reason, failure, self.settings.step)
+        progress = self.settings.progress
+        if progress is not None:
+            progress.update(1)
+            progress.set_postfix(turns=self._turns_played, refresh=False)
+
+
+def plain_observation(observation: Observation) -> Observation:
+    """The observation without lone surrogates, so that prompts, records and files agree."""
+    seen = (observation.text, observation.admissible_actions, observation.anchor)
+    text, actions, anchor = kept = plain(seen)
+    return observation if kept == seen else replace(observation, text=text, admissible_actions=actions, anchor=anchor)
