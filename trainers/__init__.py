@@ -3,7 +3,7 @@
 from .callbacks import TrainerCallback
 from .config import GRPOConfig
 from .grpo import GRPOTrainer
-from .optimization import AuxiliaryLoss
 from .recipes import RECIPES, Recipe, get_recipe
+from .terms import LossTerm, TokenBatch
 
-__all__ = ["RECIPES", "AuxiliaryLoss", "GRPOConfig", "GRPOTrainer", "Recipe", "TrainerCallback", "get_recipe"]
+__all__ = ["RECIPES", "GRPOConfig", "GRPOTrainer", "LossTerm", "Recipe", "TokenBatch", "TrainerCallback", "get_recipe"]

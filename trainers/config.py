@@ -12,7 +12,7 @@ from typing import Any
 from ..rollout.options import check_options, count, flag, number, text
 from ..rollout.sampling import SamplingConfig
 from ..rollout.templates import check_template_kwargs
-from .losses import LOSS_TYPES
+from .losses import LOSS_TYPES, TRL_LOSS_TYPES
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ class GRPOConfig:
         delta: dual clip for negative advantages; None turns it off.
         beta: coefficient of the KL (k3) to the initial policy; 0 keeps no reference model.
         entropy_coef: coefficient of the entropy bonus.
-        loss_type: ``seq-mean-token-mean``, ``token-mean`` or ``seq-mean-token-sum-norm``.
+        loss_type: ``seq-mean-token-mean``, ``token-mean`` or ``seq-mean-token-sum-norm``, or TRL's ``grpo``, ``dapo`` or
+            ``dr_grpo`` for these (docs/objective.md).
         invalid_action_penalty: taken off the reward of an invalid turn, as a residual after credit; 0 turns it off.
         learning_rate, weight_decay, warmup_steps, lr_scheduler_type: AdamW and ``constant``, ``linear`` or ``cosine``.
         max_grad_norm: gradient clipping.
@@ -134,6 +135,7 @@ class GRPOConfig:
         self.output_dir = os.fspath(self.output_dir) if isinstance(self.output_dir, os.PathLike) else self.output_dir
         for name, value in check_options("GRPOConfig", vars(self), _RULES).items():
             setattr(self, name, value)
+        self.loss_type = TRL_LOSS_TYPES.get(self.loss_type, self.loss_type)
         if not isinstance(self.credit_options, Mapping) or not all(isinstance(key, str) for key in self.credit_options):
             raise TypeError(
                 f"GRPOConfig: credit_options must map option names to values, got {self.credit_options!r}; "
@@ -185,7 +187,7 @@ _RULES = {
     "delta": number(none="to turn the dual clip off"),
     "beta": number(),
     "entropy_coef": number(),
-    "loss_type": text(*LOSS_TYPES),
+    "loss_type": text(*LOSS_TYPES, *TRL_LOSS_TYPES),
     "invalid_action_penalty": number(),
     "learning_rate": number(above=True),
     "weight_decay": number(),

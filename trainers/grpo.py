@@ -50,6 +50,7 @@ from .recipes import get_recipe
 from .records import Clock, gather_summaries, keep_rollouts, mean_over_processes, write_completions
 from .resume import load_run, record_evaluation, rehearse_save, save_run
 from .snapshots import TeacherSnapshot
+from .terms import objective
 
 logger = logging.getLogger(__name__)
 
@@ -304,6 +305,7 @@ class GRPOTrainer:
         config = self.config
         collected: list[dict[str, float]] = []
         slots = config.num_tasks * config.num_generations
+        terms = objective(config, self.recipe.terms, self.recipe.policy_weight)
         for iteration in range(config.num_iterations):
             # over the slots of the whole update, so that a minibatch is the same however tasks are spread
             order = np.random.default_rng([config.seed, self.step, iteration]).permutation(slots)
@@ -316,7 +318,7 @@ class GRPOTrainer:
                     rows.select(chosen.nonzero().flatten()),
                     config,
                     pad_token_id=self.tokenizer.pad_token_id,
-                    auxiliary=self.recipe.auxiliary,
+                    terms=terms,
                     limits=self.limits,
                 )
                 if metrics is None:
@@ -333,7 +335,8 @@ class GRPOTrainer:
                 metrics["learning_rate"] = lr
                 self._check_finite(metrics)
                 collected.append(metrics)
-        result = {f"train/{name}": value for name, value in join_steps(collected).items()}
+        own = [term.name for term in terms if term.auxiliary]
+        result = {f"train/{name}": value for name, value in join_steps(collected, own).items()}
         result["train/optimizer_steps"] = float(len(collected))
         result["train/skipped_steps"] = float(self.skipped_steps)
         return result

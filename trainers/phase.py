@@ -23,9 +23,9 @@ from ..rollout.suite_calls import parsed_or_empty
 from .batch import TurnBatch, anchor_ids, span_mask
 from .config import GRPOConfig
 from .encoder import Encoder
-from .optimization import TrainRows
 from .recipes import Recipe
 from .reference import speaking
+from .rows import TrainRows
 from .scores import ScoringSettings, score_rows
 from .snapshots import TeacherSnapshot
 from .teacher import correspond, hindsight_contexts, score_teacher, teacher_openings, teacher_prompts
@@ -113,6 +113,7 @@ class CreditPhase:
         metrics["credit/groups"] = Total(len(groups))
         metrics["credit/groups_without_advantage"] = Total((~moved).sum())
         slots = [t.group_id * self.config.num_generations + t.rollout_index for t in batch.trajectories]
+        signals = {"ref_logprobs": reference, "teacher_logprobs": self._distilled(teacher, correspondence)}
         rows = TrainRows(
             batch.prompts,
             batch.responses,
@@ -121,8 +122,7 @@ class CreditPhase:
             moved[index[batch.trajectory_ids]],
             advantages,
             old,
-            reference,
-            self._distilled(teacher, correspondence),
+            {name: value for name, value in signals.items() if value is not None},
         )
         return PhaseResult(rows, inputs, credit, metrics)
 
@@ -146,7 +146,8 @@ class CreditPhase:
     @property
     def needs_teacher(self) -> bool:
         """Whether the method reads the teacher at all."""
-        return "teacher_logprobs" in self.credit.requires or self.recipe.auxiliary is not None
+        readers = (self.credit.requires, *(term.reads for term in self.recipe.terms))
+        return any("teacher_logprobs" in names for names in readers)
 
     def _settings(self) -> ScoringSettings:
         return ScoringSettings(

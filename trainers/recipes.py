@@ -9,9 +9,9 @@ from typing import Any
 from ..credit import list_credits
 from ..credit.align_opsd import ALIGN_PROFILES
 from ..rollout.options import check_options, count, number
-from .optimization import AuxiliaryLoss
+from .terms import LossTerm, SDARTerm, SkillSDTerm
 
-SDAR = AuxiliaryLoss("sdar", coef=0.01, beta=5.0)
+SDAR, OPSD = SDARTerm(coef=0.01, beta=5.0), SDARTerm("opsd", coef=0.01, beta=0.0)
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Recipe:
     Args:
         credit: the credit function's name.
         credit_options: its options, before those of the run's configuration.
-        auxiliary: a distillation term, or None.
+        terms: of the loss, beside policy gradient, KL and entropy.
+        policy_weight: weight of the policy gradient; 0 leaves the terms alone (OPSD).
         student_context: ``"plain"``, or ``"privileged"`` to train on prompts that hold the skill (Skill-GRPO).
         teacher_context: what the teacher reads: the suite's ``"privileged"`` context, or ``"hindsight"``, the first
             successful sibling of the group.
@@ -29,13 +30,14 @@ class Recipe:
             ``"ema"`` (after every update it moves to the policy by `ema_rate`).
         refresh_every: updates between refreshes of a stale teacher.
         ema_rate: 0.05 keeps 95% of the teacher.
-        rectified_teacher: the auxiliary term distils AlignOPSD's rectified scores instead of the teacher's own.
+        rectified_teacher: the terms distil AlignOPSD's rectified scores instead of the teacher's own.
         action_filter: drop a selected pair of AlignOPSD whose actions have a cosine below 0.80.
     """
 
     credit: str
     credit_options: Mapping[str, Any] = field(default_factory=dict)
-    auxiliary: AuxiliaryLoss | None = None
+    terms: tuple[LossTerm, ...] = ()
+    policy_weight: float = 1.0
     student_context: str = "plain"
     teacher_context: str = "privileged"
     snapshot: str = "current"
@@ -52,24 +54,20 @@ class Recipe:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"Recipe: {name} must be one of {known}, got {getattr(self, name)!r}")
-        check_options("Recipe", vars(self), {"refresh_every": count(1), "ema_rate": number(0.0, 1.0, above=True)})
-        if self.auxiliary is not None:
-            rules = {"coef": number(), "beta": number(), "policy_weight": number()}
-            check_options("AuxiliaryLoss", vars(self.auxiliary), rules)
+        rules = {"refresh_every": count(1), "ema_rate": number(0.0, 1.0, above=True), "policy_weight": number()}
+        check_options("Recipe", vars(self), rules)
 
 
 RECIPES: dict[str, Recipe] = {
     "skill_grpo": Recipe("grpo", student_context="privileged"),
-    "sdar": Recipe("grpo", auxiliary=SDAR),
-    "grpo_opsd": Recipe("grpo", auxiliary=AuxiliaryLoss("sdar", coef=0.01, beta=0.0)),
-    "opsd": Recipe("grpo", auxiliary=AuxiliaryLoss("sdar", coef=0.01, beta=0.0, policy_weight=0.0)),
-    "skill_sd": Recipe("grpo", auxiliary=AuxiliaryLoss("skill_sd", coef=0.001)),
+    "sdar": Recipe("grpo", terms=(SDAR,)),
+    "grpo_opsd": Recipe("grpo", terms=(OPSD,)),
+    "opsd": Recipe("grpo", terms=(OPSD,), policy_weight=0.0),
+    "skill_sd": Recipe("grpo", terms=(SkillSDTerm(coef=0.001),)),
     "step_opsd": Recipe("step_opsd", teacher_context="hindsight", snapshot="stale"),
-    "align_distill": Recipe(
-        "align_opsd", auxiliary=AuxiliaryLoss("sdar", coef=0.01, beta=0.0, policy_weight=0.0), rectified_teacher=True
-    ),
+    "align_distill": Recipe("align_opsd", terms=(OPSD,), policy_weight=0.0, rectified_teacher=True),
     **{
-        name: Recipe(name, auxiliary=SDAR if profile.auxiliary_sdar else None, action_filter=profile.action_filter)
+        name: Recipe(name, terms=(SDAR,) if profile.auxiliary_sdar else (), action_filter=profile.action_filter)
         for name, profile in ALIGN_PROFILES.items()
     },
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -20,7 +21,11 @@ class TrainRows:
         trajectory_ids: ``[M]`` int64, any labels.
         active: ``[M]`` bool, False for rows of groups without any advantage.
         advantages, old_logprobs: ``[M, T]`` float32.
-        ref_logprobs, teacher_logprobs: ``[M, T]`` float32, or None where the loss has no such term.
+        signals: name -> ``[M]``, ``[M, T]`` or ``[M, T, ...]``, what the terms of the loss read besides, such as
+            ``ref_logprobs`` and ``teacher_logprobs``.
+
+    Raises:
+        ValueError: a signal of another shape.
     """
 
     prompts: list[tuple[int, ...]]
@@ -30,16 +35,21 @@ class TrainRows:
     active: Tensor
     advantages: Tensor
     old_logprobs: Tensor
-    ref_logprobs: Tensor | None = None
-    teacher_logprobs: Tensor | None = None
+    signals: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = self.response_mask.shape
+        for name, value in self.signals.items():
+            rest = value.shape[1:2] if shape[0] else ()  # without a row there is no width to speak of
+            if value.shape[:1] != shape[:1] or rest not in ((), shape[1:]):
+                raise ValueError(
+                    f"TrainRows: signals[{name!r}] must be [M] or [M, T] = {list(shape)}, got {list(value.shape)}; "
+                    "give one value per row or per response token"
+                )
 
     def select(self, rows: Tensor) -> TrainRows:
         """The rows of an index tensor, in its order."""
         index = rows.tolist()
-
-        def take(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value[rows]
-
         return TrainRows(
             [self.prompts[i] for i in index],
             [self.responses[i] for i in index],
@@ -48,8 +58,7 @@ class TrainRows:
             self.active[rows],
             self.advantages[rows],
             self.old_logprobs[rows],
-            take(self.ref_logprobs),
-            take(self.teacher_logprobs),
+            {name: value[rows] for name, value in self.signals.items()},
         )
 
 
