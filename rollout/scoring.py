@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,11 +85,12 @@ class PolicyScorer(nn.Module):
         ValueError: a model that cannot be scored right, by its class.
     """
 
-    def __init__(self, model: Any, *, chunk_tokens: int = 4096):
+    def __init__(self, model: Any, modules: Mapping[str, nn.Module] | None = None, *, chunk_tokens: int = 4096):
         super().__init__()
         if chunk_tokens < 1:
             raise ValueError(f"PolicyScorer: chunk_tokens must be at least 1, got {chunk_tokens}")
         self.model = model
+        self.attached = nn.ModuleDict(dict(sorted((modules or {}).items())))
         self.chunk_tokens = chunk_tokens
         self.train(model.training)
         self._split = HeadSplit(model)

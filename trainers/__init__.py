@@ -6,7 +6,7 @@ from .callbacks import GRPOCallback
 from .config import EnvironmentConfig, EvaluationConfig, GRPOConfig, ObjectiveConfig, OptimizerConfig, SavingConfig
 from .grpo import GRPOTrainer
 from .methods import Method, Run, Teacher, get_method, list_methods, provides, register_method
-from .optimization import AuxiliaryLoss
+from .terms import LossTerm, TokenBatch
 
 if TYPE_CHECKING:
     from .callbacks import TrainerCallback as TrainerCallback
@@ -14,18 +14,19 @@ else:
     from .callbacks import __getattr__ as __getattr__  # the old name of GRPOCallback
 
 __all__ = [
-    "AuxiliaryLoss",
     "EnvironmentConfig",
     "EvaluationConfig",
     "GRPOCallback",
     "GRPOConfig",
     "GRPOTrainer",
+    "LossTerm",
     "Method",
     "ObjectiveConfig",
     "OptimizerConfig",
     "Run",
     "SavingConfig",
     "Teacher",
+    "TokenBatch",
     "get_method",
     "list_methods",
     "provides",

@@ -47,14 +47,15 @@ from .methods import Run, get_method
 from .methods.checks import check_contexts
 from .methods.tryout import try_options
 from .metrics import TrajectorySummary, rollout_metrics
-from .optimization import MicroBatchLimits, interim_terms
 from .phase import CreditPhase
 from .policy import make_policy
 from .records import Clock, gather_summaries, keep_rollouts, mean_over_processes, write_completions
 from .reference import InitialWeights
 from .rehearsal import check_processes, check_tasks, run_preflight
 from .resume import load_run, record_evaluation, rehearse_save, save_run
+from .rows import MicroBatchLimits
 from .teacher import load_teacher, make_teacher
+from .terms import objective
 from .trl import given
 from .update import optimise
 
@@ -119,7 +120,7 @@ class GRPOTrainer:
         if teacher_model is not None:
             self.method = self.method.with_teacher(teacher_model)
         try_options(self.method.credit, config.num_generations)
-        self.terms = interim_terms(self.method)
+        self.terms = objective(config, self.method.terms, self.method.policy_weight)
         self.train_tasks = list(suite.tasks("train") if train_tasks is None else train_tasks)
         self.eval_tasks = list(suite.tasks("eval") if eval_tasks is None else eval_tasks)[: config.num_eval_tasks]
         check_tasks(config, self.train_tasks, self.eval_tasks)
@@ -171,7 +172,7 @@ class GRPOTrainer:
         )
         precise = next(self.model.parameters()).dtype == torch.float32 and self.accelerator.mixed_precision == "no"
         recompute = not precise if config.recompute_logprobs is None else config.recompute_logprobs
-        reads = frozenset({"ref_logprobs"} if config.beta > 0 else ())
+        reads = frozenset(name for term in self.terms for name in term.reads)
         self.phase = CreditPhase(self.run, self.method, reads, recompute)
 
     def _make_collector(self) -> RolloutCollector:
@@ -333,7 +334,7 @@ class GRPOTrainer:
                 self.config.num_generations,
                 seed=self.config.seed,
                 step=self.step,
-                privileged=self.method.student_context is not None,
+                context=self.method.student_context,
                 progress=bar,
             )
         # group ids count over the whole update: task j of this process is task rank + j * world of all

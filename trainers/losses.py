@@ -13,6 +13,9 @@ from torch import Tensor
 
 LOSS_TYPES = ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm")
 
+TRL_LOSS_TYPES = {"grpo": "seq-mean-token-mean", "dapo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
+"""TRL's names of loss types; its completions are the trajectories here."""
+
 
 @dataclass(frozen=True)
 class PolicyLoss:
@@ -45,7 +48,7 @@ def clipped_policy_loss(
         r = exp(logprobs - old_logprobs)
         objective = min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A);   for A < 0: max(objective, delta A)
 
-    Source: DAPO (asymmetric range); METHODS section 5 for the defaults. loss = -objective.
+    Source: DAPO (asymmetric range); AgentOPSD and AlignOPSD (defaults). loss = -objective.
 
     Args:
         logprobs: ``[n]`` float, current policy, with gradient.
@@ -125,7 +128,7 @@ def loss_coefficients(
         response_mask: ``[M, T]`` bool.
         trajectory_ids: ``[M]`` int64, any labels.
         active: ``[M]`` bool, rows that take part (False for rows of zero-variance groups).
-        loss_type: one of `LOSS_TYPES`.
+        loss_type: one of `LOSS_TYPES`, or TRL's name of one.
         max_completion_length: the constant of ``seq-mean-token-sum-norm``, tokens.
 
     Returns:
@@ -134,8 +137,10 @@ def loss_coefficients(
     Raises:
         ValueError: `loss_type` is unknown.
     """
+    loss_type = TRL_LOSS_TYPES.get(loss_type, loss_type)
     if loss_type not in LOSS_TYPES:
-        raise ValueError(f"loss_coefficients: loss_type must be one of {LOSS_TYPES}, got {loss_type!r}")
+        known = (*LOSS_TYPES, *TRL_LOSS_TYPES)
+        raise ValueError(f"loss_coefficients: loss_type must be one of {known}, got {loss_type!r}; correct its name")
     tokens = response_mask.sum(1).float() * active
     labels, index = torch.unique(trajectory_ids, return_inverse=True)
     per_trajectory = torch.zeros(len(labels)).index_add_(0, index, tokens)
@@ -150,8 +155,8 @@ def loss_coefficients(
 def sdar_loss(logprobs: Tensor, teacher_logprobs: Tensor, student_logprobs: Tensor, *, beta: float = 5.0) -> Tensor:
     """Gated distillation: -g * log pi with g = sigmoid(beta * delta) detached, delta the teacher's token gap.
 
-    Source: SDAR; METHODS section 4 writes g (log pi_T - log pi), whose gradient is this one's. beta = 0 gives the
-    ungated OPSD term (g = 1/2).
+    Source: SDAR; the value is g (log pi_T - log pi), which has the same gradient. beta = 0 gives the ungated OPSD
+    term (g = 1/2).
 
     Args:
         logprobs: ``[n]`` float, current policy, with gradient.
@@ -164,7 +169,7 @@ def sdar_loss(logprobs: Tensor, teacher_logprobs: Tensor, student_logprobs: Tens
 def skill_sd_loss(logprobs: Tensor, teacher_logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     """Importance-weighted k3 towards the teacher: rho * (exp(-l) - 1 + l), l = log pi - log pi_T.
 
-    Source: Skill-SD; METHODS section 4. rho = exp(log pi - log pi_old), its log capped at 10; exponent capped at 20.
+    Source: Skill-SD. rho = exp(log pi - log pi_old), its log capped at 10; exponent capped at 20.
 
     Args:
         logprobs: ``[n]`` float, current policy, with gradient.

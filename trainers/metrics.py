@@ -10,7 +10,6 @@ import numpy as np
 
 from ..rollout.types import StopReason, Trajectory
 
-_BY_DENOMINATOR = {"policy_loss": "policy_denominator", "auxiliary_loss": "auxiliary_denominator"}
 _BY_STEP = ("loss", "grad_norm", "learning_rate")
 
 
@@ -85,18 +84,26 @@ def rollout_metrics(
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
-def join_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def join_steps(steps: Sequence[Mapping[str, float]], auxiliary: Sequence[str] = ()) -> dict[str, float]:
     """Metrics of an update from those of its optimiser steps, without their denominators.
 
-    Token means weigh a step by its tokens, a loss term by its denominator; ``num_tokens`` is a sum; ``loss``,
+    Token means weigh a step by its tokens, ``X_loss`` by its ``X_denominator``; ``num_tokens`` is a sum; ``loss``,
     ``grad_norm`` and ``learning_rate`` are means over steps. So the terms are those of all rows together.
+
+    Args:
+        steps: what `.optimization.accumulate_gradients` returned, and what was added to it.
+        auxiliary: the terms whose losses add up to ``auxiliary_loss``.
     """
     joined = {}
-    for name in sorted({name for step in steps for name in step} - set(_BY_DENOMINATOR.values())):
-        weight = None if name in _BY_STEP else _BY_DENOMINATOR.get(name, "num_tokens")
-        values = [(step[name], 1.0 if weight is None else step[weight]) for step in steps if name in step]
+    names = sorted({name for step in steps for name in step})
+    for name in (name for name in names if not name.endswith("_denominator")):
+        own = name.removesuffix("_loss") + "_denominator"
+        weight = own if name.endswith("_loss") and own in names else "num_tokens"
+        values = [(step[name], 1.0 if name in _BY_STEP else step[weight]) for step in steps if name in step]
         total = math.fsum(w for _, w in values)
         joined[name] = math.fsum(v * w for v, w in values) / total if total else 0.0
     if steps:
         joined["num_tokens"] = math.fsum(step["num_tokens"] for step in steps)
+    if "auxiliary_loss" in joined and auxiliary:
+        joined["auxiliary_loss"] = math.fsum(joined[f"{name}_loss"] for name in auxiliary)
     return joined

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from ..rollout.scoring import pack_rows
 from .config import GRPOConfig
 from .distributed import agree_max, backward, no_sync, zero_stage
-from .losses import clipped_policy_loss, kl_k3, loss_coefficients, sdar_loss, skill_sd_loss
+from .losses import loss_coefficients
 from .rows import MicroBatchLimits, TrainRows
+from .terms import LossTerm, TokenBatch, check_terms, evaluate, objective
 
 logger = logging.getLogger(__name__)
+
+_TAKEN = ("loss", "num_tokens", "grad_norm", "learning_rate", "optimizer_steps", "skipped_steps", "failed_saves")
 
 
 class MicroBatchTooLarge(RuntimeError):
@@ -25,103 +29,98 @@ class MicroBatchTooLarge(RuntimeError):
 
 
 @dataclass(frozen=True)
-class AuxiliaryLoss:
-    """A distillation term beside the policy gradient.
+class _Weights:
+    """What the tokens of every row weigh, by what a term is averaged over (`LossTerm.over`).
 
     Args:
-        kind: ``"sdar"`` or ``"skill_sd"``.
-        coef: its weight in the loss.
-        beta: SDAR's gate; 0 is OPSD's ungated term.
-        policy_weight: weight of the policy gradient; 0 leaves the auxiliary term alone (OPSD).
+        rows: ``[M]`` float32 each.
+        denominators: float64 on the device, over all processes, one each.
+        tokens: active tokens of all processes, float64 on the device.
     """
 
-    kind: str
-    coef: float
-    beta: float = 5.0
-    policy_weight: float = 1.0
-    teacher: str = "teacher_logprobs"
-
-    @property
-    def reads(self):
-        return (self.teacher,)
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("sdar", "skill_sd"):
-            raise ValueError(f'AuxiliaryLoss: kind must be "sdar" or "skill_sd", got {self.kind!r}')
+    rows: Mapping[tuple[str, str], Tensor]
+    denominators: Mapping[tuple[str, str], Tensor]
+    tokens: Tensor
 
 
-def interim_terms(method):
-    from dataclasses import replace
+def _weights(accelerator: Any, rows: TrainRows, terms: Sequence[LossTerm], config: GRPOConfig) -> _Weights:
+    """Collective."""
+    keys = list(dict.fromkeys(term.over(config.loss_type) for term in terms))
+    found = [
+        loss_coefficients(
+            rows.response_mask,
+            rows.slot_ids,
+            rows.active if taken == "active" else torch.ones_like(rows.active),
+            loss_type=average,
+            max_completion_length=config.sampling.max_completion_length,
+        )
+        for average, taken in keys
+    ]
+    tokens = (rows.response_mask.sum(1) * rows.active).sum()
+    local = torch.stack([*(denominator for _, denominator in found), tokens.float()]).double().to(accelerator.device)
+    *denominators, tokens = accelerator.reduce(local, "sum").unbind()
+    by_row = {key: weights for key, (weights, _) in zip(keys, found, strict=True)}
+    return _Weights(by_row, dict(zip(keys, denominators, strict=True)), tokens)
 
-    return replace(method.terms[0], policy_weight=method.policy_weight) if method.terms else None
+
+@dataclass(frozen=True)
+class _Scored:
+    """What a forward pass of the scorer gave for one micro-batch; see `PolicyScorer.forward`."""
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    outputs: Mapping[str, Tensor]
+
+    def nothing(self) -> Tensor:
+        """0, with a gradient of 0 for everything that the forward pass took part in."""
+        return sum((value.sum() * 0.0 for value in self.outputs.values()), self.logprobs.sum() * 0.0)
 
 
-def _terms(
-    rows: TrainRows,
-    index: list[int],
-    logprobs: Tensor,
-    entropy: Tensor | None,
-    coefficients: tuple[Tensor, Tensor],
-    config: GRPOConfig,
-    auxiliary: AuxiliaryLoss | None,
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Weighted sums of the policy terms and of the auxiliary term over one micro-batch, and sums for logging."""
-    device = logprobs.device
+def _losses(
+    rows: TrainRows, index: list[int], scored: _Scored, terms: Sequence[LossTerm], weights: _Weights, loss_type: str
+) -> tuple[dict[tuple[str, str], Tensor], dict[str, Tensor]]:
+    """Weighted sums of the terms over one micro-batch, by what they are averaged over, and sums for logging."""
+    device = scored.logprobs.device
     at = torch.tensor(index)
     inside = rows.response_mask[at]
     lengths = inside.sum(1)
 
     def flat(value: Tensor) -> Tensor:
-        return value[at][inside].to(device)
+        return (value[at].repeat_interleave(lengths) if value.dim() == 1 else value[at][inside]).to(device)
 
-    def per_token(value: Tensor) -> Tensor:
-        return value[at].repeat_interleave(lengths).to(device)
-
-    weight = per_token(coefficients[0])
-    counted = per_token(rows.active.float())
-    old = flat(rows.old_logprobs)
-    policy = clipped_policy_loss(
-        logprobs,
-        old,
+    batch = TokenBatch(
+        scored.logprobs,
+        flat(rows.old_logprobs),
         flat(rows.advantages),
-        epsilon=config.epsilon,
-        epsilon_high=config.epsilon_high,
-        delta=config.delta,
+        scored.entropy,
+        {name: flat(rows.signals[name]) for name in dict.fromkeys(name for term in terms for name in term.reads)},
+        scored.outputs,
     )
-    per_token_loss = policy.loss * (auxiliary.policy_weight if auxiliary else 1.0)
-    log_ratio = (logprobs.detach() - old) * counted
-    sums: dict[str, Tensor] = {
-        "ratio": (policy.ratio * counted).sum(),
-        "log_ratio_abs": log_ratio.abs().sum(),
-        "clip_low": (policy.clipped_low * counted).sum(),
-        "clip_high": (policy.clipped_high * counted).sum(),
-        "clip_dual": (policy.clipped_dual * counted).sum(),
-        "policy_loss": (policy.loss.detach() * weight).sum(),
-    }
-    if rows.ref_logprobs is not None:
-        kl = kl_k3(logprobs, flat(rows.ref_logprobs))
-        per_token_loss = per_token_loss + config.beta * kl
-        sums["kl"] = (kl.detach() * counted).sum()
-    if entropy is not None:
-        per_token_loss = per_token_loss - config.entropy_coef * entropy
-        sums["entropy"] = (entropy.detach() * counted).sum()
-    main = (per_token_loss * weight).sum()
-    extra = logprobs.sum() * 0.0
-    if auxiliary is not None:
-        assert rows.teacher_logprobs is not None
-        teacher = flat(rows.teacher_logprobs)
-        if auxiliary.kind == "sdar":
-            term = sdar_loss(logprobs, teacher, old, beta=auxiliary.beta)
+    counted = flat(rows.active.float())
+    weight = {key: flat(value) for key, value in weights.rows.items()}
+    groups: dict[tuple[str, str], list[tuple[float, Tensor]]] = {}
+    sums: dict[str, Tensor] = {}
+    for term in terms:
+        key = term.over(loss_type)
+        loss, metrics = evaluate(term, batch)
+        groups.setdefault(key, []).append((term.coef, loss))
+        for name, value in metrics.items():
+            if name in sums or name in _TAKEN or name.endswith(("_loss", "_denominator")):
+                raise ValueError(
+                    f"LossTerm: metrics must have names of their own, got {name!r} of {term.name!r}; rename it"
+                )
+            sums[name] = (value.detach() * counted).sum()
+        sums[f"{term.name}_loss"] = term.logged_coef * (loss.detach() * weight[key]).sum()
+    totals = {}
+    for key, ((coef, loss), *others) in groups.items():
+        if others:  # added up token by token, weighed once
+            total = coef * loss
+            for coef, loss in others:
+                total = total + coef * loss
+            totals[key] = (total * weight[key]).sum()
         else:
-            term = skill_sd_loss(logprobs, teacher, old)
-        extra = auxiliary.coef * (term * per_token(coefficients[1])).sum()
-        sums["auxiliary_loss"] = extra.detach()
-    return main, extra, sums
-
-
-def _token_mean_coefficients(rows: TrainRows, auxiliary: AuxiliaryLoss | None) -> tuple[Tensor, Tensor]:
-    everything = torch.ones_like(rows.active) if auxiliary else torch.zeros_like(rows.active)
-    return loss_coefficients(rows.response_mask, rows.trajectory_ids, everything, loss_type="token-mean")
+            totals[key] = coef * (loss * weight[key]).sum()
+    return totals, sums
 
 
 def accumulate_gradients(
@@ -131,7 +130,7 @@ def accumulate_gradients(
     config: GRPOConfig,
     *,
     pad_token_id: int,
-    auxiliary: AuxiliaryLoss | None = None,
+    terms: Sequence[LossTerm] | None = None,
     limits: MicroBatchLimits | None = None,
 ) -> dict[str, float] | None:
     """Add the gradient of one optimiser step to the parameters, whatever this process holds.
@@ -144,24 +143,27 @@ def accumulate_gradients(
     Args:
         accelerator, scorer: the policy as `PolicyScorer`, prepared by the accelerator.
         rows: what this process holds, possibly nothing.
-        config: the objective.
+        config: the loss type and the sampling.
         pad_token_id: any id.
-        auxiliary: a distillation term.
+        terms: the objective; None takes the configuration's (see `.terms.objective`).
         limits: size of the micro-batches, halved in place when memory runs out; None takes the configuration's.
 
     Returns:
-        Global means for logging with their denominators (see `.metrics.join_steps`), or None when no process holds an
-        active row (nothing was done).
+        Global means for logging with their denominators (see `.metrics.join_steps`), or None when no process holds a
+        row that a term is averaged over (nothing was done).
 
     Raises:
+        TypeError, ValueError: a term that returns something else than one loss per token, or reads what is not there.
         MicroBatchTooLarge: memory ran out again, or with one row, or under ZeRO.
     """
     limits = limits or MicroBatchLimits.of(config)
-    if auxiliary is None:
+    terms = objective(config) if terms is None else terms
+    check_terms(terms, rows.signals, accelerator.unwrap_model(scorer).attached)
+    if all(term.rows == "active" for term in terms):
         rows = rows.select(rows.active.nonzero().flatten())
     plan = limits.plan(rows)
     try:
-        return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, auxiliary)
+        return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, terms)
     except MicroBatchTooLarge as error:
         if zero_stage(accelerator):  # no agreement: the others may be inside a collective call of their own
             raise MicroBatchTooLarge(
@@ -175,7 +177,7 @@ def accumulate_gradients(
         if not limits.halve(largest):
             raise
         logger.warning("%s; the step begins again with micro-batches of at most %s rows", error, limits.rows)
-    return _accumulate(accelerator, scorer, rows, limits.plan(rows), config, pad_token_id, auxiliary)
+    return _accumulate(accelerator, scorer, rows, limits.plan(rows), config, pad_token_id, terms)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -193,20 +195,10 @@ def _accumulate(
     plan: list[list[int]],
     config: GRPOConfig,
     pad_token_id: int,
-    auxiliary: AuxiliaryLoss | None,
+    terms: Sequence[LossTerm],
 ) -> dict[str, float] | None:
-    policy_coef, denominator = loss_coefficients(
-        rows.response_mask,
-        rows.trajectory_ids,
-        rows.active,
-        loss_type=config.loss_type,
-        max_completion_length=config.sampling.max_completion_length,
-    )
-    aux_coef, aux_denominator = _token_mean_coefficients(rows, auxiliary)
-    tokens = (rows.response_mask.sum(1) * rows.active).sum()
-    local = torch.stack([denominator, aux_denominator, tokens.float()]).double().to(accelerator.device)
-    denominators = accelerator.reduce(local, "sum")
-    if float(denominators[:2].sum()) == 0:
+    weights = _weights(accelerator, rows, terms, config)
+    if not any(map(float, weights.denominators.values())):
         return None
     tokens_of = [sum(len(rows.responses[i]) for i in index) for index in plan]
     module = accelerator.unwrap_model(scorer)
@@ -214,7 +206,9 @@ def _accumulate(
     # with several processes, the reducing micro-batch comes after all work that could run out of memory
     careful = accelerator.num_processes > 1 and not zero_stage(accelerator)
     batches += careful
-    scale = accelerator.num_processes / denominators[:2].clamp(min=1)
+    processes = accelerator.num_processes
+    scale = {key: (processes / value.clamp(min=1)).float() for key, value in weights.denominators.items()}
+    needs_entropy, attached = any(term.needs_entropy for term in terms), tuple(module.attached)
     totals: dict[str, Tensor] = {}
     scorer.train()
     failure: RuntimeError | None = None
@@ -227,20 +221,22 @@ def _accumulate(
         try:
             packed = pack_rows(prompts or [(0,)], responses or [(0,)], pad_token_id, accelerator.device)
             with no_sync(accelerator, scorer, last):
-                logprobs, entropy = scorer(
+                logprobs, entropy, *outputs = scorer(
                     packed.input_ids,
                     packed.positions,
                     packed.targets,
                     config.sampling.temperature or 1.0,
-                    bool(index) and config.entropy_coef > 0,
+                    bool(index) and needs_entropy,
                     chunks,
+                    *([attached] if attached else []),
                 )
-                loss, sums = logprobs.sum() * 0.0, {}
+                scored = _Scored(logprobs, entropy, *(outputs or [{}]))
+                loss, sums = scored.nothing(), {}
                 if index:
-                    coefficients = (policy_coef, aux_coef)
-                    main, extra, sums = _terms(rows, index, logprobs, entropy, coefficients, config, auxiliary)
-                    loss = main * scale[0].float() + extra * scale[1].float()
-                    sums["loss"] = loss.detach() / accelerator.num_processes
+                    parts, sums = _losses(rows, index, scored, terms, weights, config.loss_type)
+                    for key, part in parts.items():
+                        loss = loss + part * scale[key]
+                    sums["loss"] = loss.detach() / processes
                 backward(accelerator, scorer, loss, last)
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -251,31 +247,24 @@ def _accumulate(
             continue
         for name, value in sums.items():
             totals[name] = totals.get(name, torch.zeros((), device=accelerator.device)) + value
-    return _reduce_metrics(accelerator, totals, denominators, config, auxiliary)
+    return _reduce_metrics(accelerator, totals, weights, terms, config.loss_type)
 
 
 def _reduce_metrics(
-    accelerator: Any,
-    totals: Mapping[str, Tensor],
-    denominators: Tensor,
-    config: GRPOConfig,
-    auxiliary: AuxiliaryLoss | None,
+    accelerator: Any, totals: Mapping[str, Tensor], weights: _Weights, terms: Sequence[LossTerm], loss_type: str
 ) -> dict[str, float]:
-    names = ["ratio", "log_ratio_abs", "clip_low", "clip_high", "clip_dual", "policy_loss", "loss"]
-    names += ["kl"] * (config.beta > 0) + ["entropy"] * (config.entropy_coef > 0)
-    names += ["auxiliary_loss"] * (auxiliary is not None)
+    # a process without rows does not know what the terms report
+    names = sorted({name for known in gather_object([list(totals)]) for name in known})
     zero = torch.zeros((), device=accelerator.device)
     summed = accelerator.reduce(torch.stack([totals.get(name, zero).double() for name in names]), "sum").tolist()
-    by_token = max(float(denominators[2]), 1.0)
-    divisors = {
-        "policy_loss": max(float(denominators[0]), 1.0),
-        "auxiliary_loss": max(float(denominators[1]), 1.0),
-        "loss": 1.0,
-    }
-    metrics = {name: value / divisors.get(name, by_token) for name, value in zip(names, summed, strict=True)}
-    metrics["num_tokens"] = float(denominators[2])
-    metrics["policy_denominator"], metrics["auxiliary_denominator"] = denominators[:2].tolist()
-    return metrics
+    denominators = {f"{term.name}_loss": float(weights.denominators[term.over(loss_type)]) for term in terms}
+    tokens = float(weights.tokens)
+    divisors = {"loss": 1.0, **denominators}
+    metrics = {n: value / max(divisors.get(n, tokens), 1.0) for n, value in zip(names, summed, strict=True)}
+    if any(term.auxiliary for term in terms):
+        metrics["auxiliary_loss"] = math.fsum(metrics[f"{term.name}_loss"] for term in terms if term.auxiliary)
+    metrics["num_tokens"] = tokens
+    return metrics | {name.replace("_loss", "_denominator"): value for name, value in denominators.items()}
 
 
 def learning_rate(step: int, config: GRPOConfig) -> float:

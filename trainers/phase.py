@@ -12,7 +12,7 @@ from .batch import TurnBatch
 from .methods.method import Method
 from .methods.penalty import penalised
 from .methods.run import Run
-from .optimization import TrainRows
+from .rows import TrainRows
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class CreditPhase:
             moved[index[batch.trajectory_ids]],
             advantages,
             run.student_logprobs,
-            self._read("ref_logprobs", credit),
-            next((self._read(name, credit) for term in method.terms for name in term.reads), None),
+            {name: self._read(name, credit) for name in sorted(self.reads)},
         )
         return PhaseResult(rows, inputs, credit, run.metrics)
 
@@ -100,10 +99,18 @@ class CreditPhase:
         run.metrics |= size
         return credit, inputs, advantages
 
-    def _read(self, name: str, credit: Credit | None) -> Tensor | None:
-        if name in self.run.signals:
+    def _read(self, name: str, credit: Credit | None) -> Tensor:
+        """A signal for the loss: of a provider or `prepare`, else out of the credit's details."""
+        if self.run.signals.get(name) is not None:
             return self.run.signals[name]
-        return credit.details[name] if credit is not None and name in credit.details else None
+        if credit is None:
+            return torch.zeros(self.run.student_logprobs.shape)
+        if name not in credit.details:
+            raise ValueError(
+                f"{self.method.name}: details of the credit must hold {name!r}, which a term of the loss reads, got "
+                f"{sorted(credit.details)}; name there what the method gives"
+            )
+        return credit.details[name].float()
 
     def _inputs(self, batch: TurnBatch) -> CreditInputs:
         needs = self.method.needs

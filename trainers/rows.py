@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -17,39 +18,47 @@ class TrainRows:
     Args:
         prompts, responses: M token-id sequences each.
         response_mask: ``[M, T]`` bool.
-        trajectory_ids: ``[M]`` int64, any labels.
+        slot_ids: ``[M]`` int64, the trajectory's place in the whole update, over all processes.
         active: ``[M]`` bool, False for rows of groups without any advantage.
         advantages, old_logprobs: ``[M, T]`` float32.
-        ref_logprobs, teacher_logprobs: ``[M, T]`` float32, or None where the loss has no such term.
+        signals: name -> ``[M]``, ``[M, T]`` or ``[M, T, ...]``, what the terms of the loss read besides, such as
+            ``ref_logprobs`` and ``teacher_logprobs``.
+
+    Raises:
+        ValueError: a signal of another shape.
     """
 
     prompts: list[tuple[int, ...]]
     responses: list[tuple[int, ...]]
     response_mask: Tensor
-    trajectory_ids: Tensor
+    slot_ids: Tensor
     active: Tensor
     advantages: Tensor
     old_logprobs: Tensor
-    ref_logprobs: Tensor | None = None
-    teacher_logprobs: Tensor | None = None
+    signals: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = self.response_mask.shape
+        for name, value in self.signals.items():
+            rest = value.shape[1:2] if shape[0] else ()  # without a row there is no width to speak of
+            if value.shape[:1] != shape[:1] or rest not in ((), shape[1:]):
+                raise ValueError(
+                    f"TrainRows: signals[{name!r}] must be [M] or [M, T] = {list(shape)}, got {list(value.shape)}; "
+                    "give one value per row or per response token"
+                )
 
     def select(self, rows: Tensor) -> TrainRows:
         """The rows of an index tensor, in its order."""
         index = rows.tolist()
-
-        def take(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value[rows]
-
         return TrainRows(
             [self.prompts[i] for i in index],
             [self.responses[i] for i in index],
             self.response_mask[rows],
-            self.trajectory_ids[rows],
+            self.slot_ids[rows],
             self.active[rows],
             self.advantages[rows],
             self.old_logprobs[rows],
-            take(self.ref_logprobs),
-            take(self.teacher_logprobs),
+            {name: value[rows] for name, value in self.signals.items()},
         )
 
 

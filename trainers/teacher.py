@@ -15,13 +15,14 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..envs import TaskSuite
 from ..rollout.collector import RolloutCollector
+from ..rollout.contexts import informed
 from ..rollout.limits import model_positions
-from ..rollout.prompts import opened_block, render_prompt, with_privileged_context
+from ..rollout.prompts import opened_block, render_prompt
 from ..rollout.sampling import Sampler
 from ..rollout.scoring import PolicyScorer, ResponseScores
 from ..rollout.stops import stop_token_ids
-from ..rollout.types import Message, Turn
 from .batch import TurnBatch
 from .config import GRPOConfig
 from .distributed import zero_stage
@@ -149,6 +150,7 @@ def teacher_prompts(
     batch: TurnBatch,
     texts: Sequence[str | None],
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    suite: TaskSuite | None = None,
 ) -> list[Ids]:
     """Prompt ids of every row under its text, or the student's own where there is none.
 
@@ -160,12 +162,13 @@ def teacher_prompts(
         batch: M rows.
         texts: M texts or None.
         chat_template_kwargs: those the student's prompts were rendered with.
+        suite: whose ``with_context`` says where the text goes, see `turncredit.rollout.contexts.informed`.
 
     Raises:
         TypeError: a context that is not text.
     """
     return [
-        turn.prompt_ids if text is None else render_prompt(tokenizer, _informed(turn, text), chat_template_kwargs)
+        turn.prompt_ids if text is None else render_prompt(tokenizer, informed(suite, turn.messages, text), chat_template_kwargs)
         for turn, text in zip(batch.turns, texts, strict=True)
     ]
 
@@ -175,16 +178,13 @@ def teacher_openings(
     batch: TurnBatch,
     texts: Sequence[str | None],
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    suite: TaskSuite | None = None,
 ) -> list[str]:
     """The thinking block that each of `teacher_prompts` opens at its end; see `turncredit.rollout.prompts`."""
     return [
-        opened_block(tokenizer, _informed(turn, text), chat_template_kwargs)
+        opened_block(tokenizer, informed(suite, turn.messages, text), chat_template_kwargs)
         for turn, text in zip(batch.turns, texts, strict=True)
     ]
-
-
-def _informed(turn: Turn, text: str | None) -> Sequence[Message]:
-    return turn.messages if text is None else with_privileged_context(turn.messages, text)
 
 
 @dataclass(frozen=True)

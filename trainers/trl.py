@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from .losses import TRL_LOSS_TYPES
+
 T = TypeVar("T")
 
-LOSS_TYPES = {"grpo": "seq-mean-token-mean", "dapo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
+LOSS_TYPES = TRL_LOSS_TYPES
 """TRL's ``loss_type`` -> ours; its sequence is a completion, ours the whole trajectory."""
 
 SCALE_REWARDS: dict[Any, bool] = {True: True, "group": True, False: False, "none": False}

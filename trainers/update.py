@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from .metrics import join_steps
-from .optimization import TrainRows, accumulate_gradients, apply_gradients, learning_rate
+from .optimization import accumulate_gradients, apply_gradients, learning_rate
+from .rows import TrainRows
 
 if TYPE_CHECKING:
     from .grpo import GRPOTrainer
@@ -32,11 +33,12 @@ def optimise(trainer: GRPOTrainer, rows: TrainRows) -> dict[str, float]:
         order = np.random.default_rng([config.seed, trainer.step, iteration]).permutation(slots)
         for part in range(config.num_minibatches):
             wanted = torch.from_numpy(order[part :: config.num_minibatches])
-            chosen = torch.isin(rows.trajectory_ids, wanted).nonzero().flatten()
+            chosen = torch.isin(rows.slot_ids, wanted).nonzero().flatten()
             metrics = _take_step(trainer, rows.select(chosen))
             if metrics is not None:
                 collected.append(metrics)
-    result = {f"train/{name}": value for name, value in join_steps(collected).items()}
+    own = [term.name for term in trainer.terms if term.auxiliary]
+    result = {f"train/{name}": value for name, value in join_steps(collected, own).items()}
     result["train/optimizer_steps"] = float(len(collected))
     result["train/skipped_steps"] = float(trainer.skipped_steps)
     return result
@@ -50,7 +52,7 @@ def _take_step(trainer: GRPOTrainer, rows: TrainRows) -> dict[str, float] | None
         rows,
         config,
         pad_token_id=trainer.tokenizer.pad_token_id,
-        auxiliary=trainer.terms,
+        terms=trainer.terms,
         limits=trainer.limits,
     )
     if metrics is None:

@@ -10,9 +10,10 @@ from accelerate import Accelerator
 
 from helpers.tiny import tiny_model
 from turncredit.rollout import PolicyScorer
-from turncredit.trainers import AuxiliaryLoss, GRPOConfig
+from turncredit.trainers import GRPOConfig
 from turncredit.trainers.distributed import without_buffer_broadcasts
 from turncredit.trainers.optimization import TrainRows, accumulate_gradients
+from turncredit.trainers.terms import SDARTerm, objective
 
 GROUPS, TURNS = 8, (3, 1, 4, 2)
 
@@ -44,8 +45,7 @@ def make_rows(seed=0, dead_groups=()):
         active,
         noise[0] * mask * active[:, None],
         (noise[1] * 0.3 - 3.0) * mask,
-        (noise[2] * 0.3 - 3.0) * mask,
-        (noise[3] * 0.3 - 3.0) * mask,
+        {"ref_logprobs": (noise[2] * 0.3 - 3.0) * mask, "teacher_logprobs": (noise[3] * 0.3 - 3.0) * mask},
     )
     return rows, torch.tensor(groups)
 
@@ -70,14 +70,14 @@ class Cramped(PolicyScorer):
 
 
 CASES = {
-    "4 + 4 groups": ("seq-mean-token-mean", (), None, 4),
-    "6 + 2 groups": ("token-mean", (), None, 6),
-    "one rank without variance": ("seq-mean-token-sum-norm", (0, 1, 2, 3), None, 4),
-    "one rank without a row": ("token-mean", (), None, 0),
-    "auxiliary term": ("token-mean", (1,), AuxiliaryLoss("sdar", coef=0.3), 3),
-    "one rank out of memory": ("token-mean", (), None, 4),
+    "4 + 4 groups": ("seq-mean-token-mean", (), (), 4),
+    "6 + 2 groups": ("token-mean", (), (), 6),
+    "one rank without variance": ("seq-mean-token-sum-norm", (0, 1, 2, 3), (), 4),
+    "one rank without a row": ("token-mean", (), (), 0),
+    "auxiliary term": ("token-mean", (1,), (SDARTerm(coef=0.3),), 3),
+    "one rank out of memory": ("token-mean", (), (), 4),
 }
-"""Loss type, groups without advantage, auxiliary term, first group of the second rank."""
+"""Loss type, groups without advantage, terms beside the policy, first group of the second rank."""
 
 
 def run_rank(rank: int, world: int, port: int, folder: str) -> None:
@@ -94,20 +94,21 @@ def run_rank(rank: int, world: int, port: int, folder: str) -> None:
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == world
     results = {}
-    for name, (loss_type, dead_groups, auxiliary, split) in CASES.items():
+    for name, (loss_type, dead_groups, terms, split) in CASES.items():
         rows, groups = make_rows(dead_groups=dead_groups)
         mine = (groups < split if rank == 0 else groups >= split).nonzero().flatten()
         # 3 rows a micro-batch: rank 1 cannot hold them in this case, and both begin again with 2
         cramped = name == "one rank out of memory" and rank == 1
         bare = Cramped(tiny_model(), 2) if cramped else PolicyScorer(tiny_model())
         scorer = without_buffer_broadcasts(accelerator.prepare(bare))
+        settings = config(loss_type=loss_type, per_device_train_batch_size=3)
         metrics = accumulate_gradients(
             accelerator,
             scorer,
             rows.select(mine),
-            config(loss_type=loss_type, per_device_train_batch_size=3),
+            settings,
             pad_token_id=0,
-            auxiliary=auxiliary,
+            terms=objective(settings, terms),
         )
         model = accelerator.unwrap_model(scorer).model
         results[name] = ({n: p.grad for n, p in model.named_parameters()}, metrics)

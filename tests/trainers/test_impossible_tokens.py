@@ -10,8 +10,8 @@ from helpers.gradient_cases import config, make_rows
 from helpers.tiny import tiny_model
 
 from turncredit.rollout import PolicyScorer
-from turncredit.trainers import AuxiliaryLoss
 from turncredit.trainers.optimization import accumulate_gradients
+from turncredit.trainers.terms import SDARTerm, objective
 
 
 def test_loss_entropy_gradients_and_metrics_stay_finite():
@@ -21,8 +21,9 @@ def test_loss_entropy_gradients_and_metrics_stay_finite():
     handle = model.lm_head.register_forward_hook(
         lambda module, inputs, output: output.index_fill(-1, torch.tensor([forbidden]), -torch.inf)
     )
+    terms = objective(config(), [SDARTerm(coef=0.1)])
     metrics = accumulate_gradients(
-        Accelerator(cpu=True), PolicyScorer(model), rows, config(), pad_token_id=0, auxiliary=AuxiliaryLoss("sdar", 0.1)
+        Accelerator(cpu=True), PolicyScorer(model), rows, config(), pad_token_id=0, terms=terms
     )
     handle.remove()
     assert all(math.isfinite(value) for value in metrics.values()), metrics

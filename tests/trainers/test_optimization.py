@@ -10,7 +10,7 @@ from helpers.gradient_cases import CASES, GROUPS, Cramped, config, make_rows, ru
 from helpers.tiny import tiny_model
 
 from turncredit.rollout import PolicyScorer
-from turncredit.trainers import AuxiliaryLoss, GRPOConfig
+from turncredit.trainers import GRPOConfig
 from turncredit.trainers.losses import LOSS_TYPES, clipped_policy_loss, kl_k3
 from turncredit.trainers.optimization import (
     MicroBatchLimits,
@@ -18,6 +18,7 @@ from turncredit.trainers.optimization import (
     accumulate_gradients,
     learning_rate,
 )
+from turncredit.trainers.terms import SDARTerm, SkillSDTerm, objective
 
 
 def fresh_accelerator():
@@ -26,11 +27,16 @@ def fresh_accelerator():
     return Accelerator(cpu=True)
 
 
-def gradient(rows, settings, auxiliary=None):
+def gradient(rows, settings, terms=(), policy_weight=1.0):
     model = tiny_model()
     accelerator = fresh_accelerator()
     metrics = accumulate_gradients(
-        accelerator, PolicyScorer(model), rows, settings, pad_token_id=0, auxiliary=auxiliary
+        accelerator,
+        PolicyScorer(model),
+        rows,
+        settings,
+        pad_token_id=0,
+        terms=objective(settings, terms, policy_weight),
     )
     return {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}, metrics
 
@@ -50,7 +56,7 @@ def naive_gradient(rows, settings):
         log_all = model(torch.tensor([[*prompt, *response]])).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
         logp = log_all.gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
         term = clipped_policy_loss(logp, rows.old_logprobs[i, :n], rows.advantages[i, :n]).loss
-        term = term + settings.beta * kl_k3(logp, rows.ref_logprobs[i, :n])
+        term = term + settings.beta * kl_k3(logp, rows.signals["ref_logprobs"][i, :n])
         term = term + settings.entropy_coef * (log_all.exp() * log_all).sum(-1)
         if settings.loss_type == "seq-mean-token-mean":
             loss = loss + term.mean() * n / tokens[int(rows.trajectory_ids[i])] / len(tokens)
@@ -112,17 +118,15 @@ def test_row_order_changes_nothing():
     assert_same(shuffled, whole)
 
 
-@pytest.mark.parametrize("kind", ["sdar", "skill_sd"])
+@pytest.mark.parametrize("kind", [SDARTerm, SkillSDTerm])
 def test_auxiliary_terms_use_all_rows_and_opsd_drops_the_policy_gradient(kind):
     rows, _ = make_rows(dead_groups=range(GROUPS))
-    auxiliary = AuxiliaryLoss(kind, coef=0.5, policy_weight=0.0)
-    got, metrics = gradient(rows, config(beta=0.0, entropy_coef=0.0), auxiliary)
+    settings = config(beta=0.0, entropy_coef=0.0)
+    got, metrics = gradient(rows, settings, [kind(coef=0.5)], 0.0)
     assert sum(float(value.norm()) for value in got.values()) > 0
     assert metrics["auxiliary_loss"] == pytest.approx(metrics["loss"], rel=1e-4)
-    double, _ = gradient(rows, config(beta=0.0, entropy_coef=0.0), AuxiliaryLoss(kind, coef=1.0, policy_weight=0.0))
+    double, _ = gradient(rows, settings, [kind(coef=1.0)], 0.0)
     assert_same(double, {n: 2 * g for n, g in got.items()})
-    with pytest.raises(ValueError, match="kind must be"):
-        AuxiliaryLoss("other", coef=1.0)
 
 
 def test_two_processes_give_the_gradient_of_one(tmp_path):
@@ -137,9 +141,9 @@ def test_two_processes_give_the_gradient_of_one(tmp_path):
         process.join(120)
         assert process.exitcode == 0
     results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
-    for name, (loss_type, dead_groups, auxiliary, _) in CASES.items():
+    for name, (loss_type, dead_groups, terms, _) in CASES.items():
         rows, _ = make_rows(dead_groups=dead_groups)
-        expected, expected_metrics = gradient(rows, config(loss_type=loss_type), auxiliary)
+        expected, expected_metrics = gradient(rows, config(loss_type=loss_type), terms)
         for result in results:
             got, metrics = result[name]
             assert_same(got, expected)

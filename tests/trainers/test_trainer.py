@@ -98,10 +98,10 @@ def test_every_method_runs_by_name(tmp_path, name):
         before = weights(run)
         run.train()
         assert not same(before, weights(run))
-        needs_teacher, auxiliary = run.phase.needs_teacher, run.recipe.auxiliary
+        needs_teacher, terms = run.phase.needs_teacher, run.recipe.terms
     metrics = lines(tmp_path)[-1]
     assert ("teacher/rows" in metrics) == needs_teacher
-    assert ("train/auxiliary_loss" in metrics) == (auxiliary is not None)
+    assert ("train/auxiliary_loss" in metrics) == bool(terms)
     assert all(math.isfinite(value) for value in metrics.values())
 
 
@@ -352,7 +352,7 @@ def test_a_finished_rollout_is_never_lost(tmp_path):
 
 
 def test_a_step_that_is_not_finite_is_left_out_and_after_a_limit_the_run_stops(tmp_path, monkeypatch):
-    import turncredit.trainers.optimization as module
+    import turncredit.trainers.terms as module
 
     plain = module.clipped_policy_loss
     monkeypatch.setattr(

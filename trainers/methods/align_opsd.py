@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from ...envs import ParsedResponse
 from ...rollout.options import count, flag, text
 from ...rollout.suite_calls import parsed_or_empty
 from ..batch import TurnBatch
-from ..optimization import AuxiliaryLoss
+from ..losses import sdar_loss
+from ..terms import PerToken, SDARTerm, TokenBatch
 from .library import sdar
 from .method import Method
 from .providers import provides, teacher_scores
@@ -169,10 +170,20 @@ def shared_threshold(credit: CreditMethod, inputs: CreditInputs | None, run: Run
 goes_with(align_opsd, settle=shared_threshold)
 
 
+@dataclass(frozen=True)
+class RectifiedTerm(SDARTerm):
+    """SDAR's term towards AlignOPSD's rectified scores, which stand in its credit's details."""
+
+    reads: tuple[str, ...] = ("rectified_logprobs",)
+
+    def per_token(self, batch: TokenBatch) -> PerToken:
+        return sdar_loss(batch.logprobs, batch.signals["rectified_logprobs"], batch.old_logprobs, beta=self.beta)
+
+
 @register_method("align_distill")
 def align_distill(*, coef: float = 0.01) -> Method:
     """Distils the rectified scores alone; AlignOPSD's advantages decide which rows have KL and entropy."""
-    term = AuxiliaryLoss("sdar", coef=coef, beta=0.0, teacher="rectified_logprobs")
+    term = RectifiedTerm("opsd", coef=coef, beta=0.0)
     return Method("align_opsd", (term,), policy_weight=0.0, gives=("rectified_logprobs",))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...envs import Task, TaskSuite
+from ...rollout.contexts import context_text
 from ..batch import TurnBatch
 from .contexts import CONTEXTS
 from .method import Method
@@ -21,7 +22,7 @@ def check_contexts(method: Method, suite: TaskSuite, tasks: Sequence[Task]) -> N
         ValueError: none has; the method would silently train without.
     """
     for who, name in method.contexts.items():
-        if name in CONTEXTS or any(suite.privileged_context(task) is not None for task in tasks):
+        if name in CONTEXTS or any(context_text(suite, task, name) is not None for task in tasks):
             continue
         raise ValueError(
             f"GRPOTrainer: suite must have a context {name!r} for {method.name}, whose {who} reads it, got None for all "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ...rollout.contexts import context_text
 from ...rollout.types import Trajectory
 from ..batch import TurnBatch
 from .method import Method, Teacher, TextsOf
@@ -59,7 +60,7 @@ def teacher_texts(method: Method, batch: TurnBatch, run: Run) -> list[str | None
     if context is None:
         return [None] * len(batch.turns)
     if isinstance(context, str) and context not in CONTEXTS:
-        texts: Sequence[str | None] = [run.suite.privileged_context(run.tasks[t.task_id]) for t in batch.trajectories]
+        texts: Sequence[str | None] = [context_text(run.suite, run.tasks[t.task_id], context) for t in batch.trajectories]
     else:
         texts = list((CONTEXTS[context] if isinstance(context, str) else context)(batch, run))
     if len(texts) not in (len(batch.trajectories), len(batch.turns)):

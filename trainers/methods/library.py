@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...credit import step_opsd
-from ..optimization import AuxiliaryLoss
+from ..terms import SDARTerm, SkillSDTerm
 from .method import Method, Teacher
 from .registry import goes_with, register_method
 
@@ -19,22 +19,22 @@ def skill_grpo() -> Method:
 @register_method("sdar")
 def sdar(*, coef: float = 0.01, beta: float = 5.0) -> Method:
     """GRPO and a distillation term that is gated by the token gap. Source: SDAR (arXiv 2605.15155)."""
-    return Method("grpo", (AuxiliaryLoss("sdar", coef=coef, beta=beta),))
+    return Method("grpo", (SDARTerm(coef=coef, beta=beta),))
 
 
 @register_method("grpo_opsd")
 def grpo_opsd(*, coef: float = 0.01) -> Method:
     """GRPO and OPSD's distillation term, SDAR's without a gate. Source: OPSD (arXiv 2601.18734)."""
-    return sdar(coef=coef, beta=0.0)
+    return Method("grpo", (SDARTerm("opsd", coef=coef, beta=0.0),))
 
 
 @register_method("opsd")
 def opsd(*, coef: float = 0.01) -> Method:
     """OPSD alone: no policy gradient; GRPO's advantages decide which rows have KL and entropy."""
-    return Method("grpo", (AuxiliaryLoss("sdar", coef=coef, beta=0.0),), policy_weight=0.0)
+    return Method("grpo", (SDARTerm("opsd", coef=coef, beta=0.0),), policy_weight=0.0)
 
 
 @register_method("skill_sd")
 def skill_sd(*, coef: float = 0.001) -> Method:
     """GRPO and an importance-weighted k3 towards the teacher. Source: Skill-SD (arXiv 2604.10674)."""
-    return Method("grpo", (AuxiliaryLoss("skill_sd", coef=coef),))
+    return Method("grpo", (SkillSDTerm(coef=coef),))

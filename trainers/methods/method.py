@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ...credit import CreditInputs, CreditMethod
 from ...rollout.options import check_options, count, number
 from ..checkpoint import Stateful
-from ..optimization import AuxiliaryLoss
+from ..terms import LossTerm
 
 if TYPE_CHECKING:
     from ..batch import TurnBatch
@@ -97,7 +97,7 @@ class Method:
     """
 
     credit: CreditMethod | str | None
-    terms: tuple[AuxiliaryLoss, ...] = ()
+    terms: tuple[LossTerm, ...] = ()
     _: KW_ONLY
     policy_weight: float = 1.0
     teacher: Teacher | None = None

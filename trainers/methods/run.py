@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -17,9 +16,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...credit import Largest, Mean, Total
 from ...envs import Task, TaskSuite
 from ...rollout.collector import RolloutCollector
+from ...rollout.episodes import EpisodeStart
 from ...rollout.limits import model_positions
 from ...rollout.sampling import Sample
 from ...rollout.scoring import ResponseScores, score_responses
+from ...rollout.types import Trajectory
 from ..batch import TurnBatch
 from ..config import GRPOConfig
 from ..distributed import agree_max, zero_stage
@@ -163,6 +164,13 @@ class Run:
             collector = self.teacher.collector(self.collector) if weights == "teacher" else self.collector
             return collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
 
+    def rollout(self, starts: Sequence[EpisodeStart]) -> list[Trajectory]:
+        """One episode from every start, under the policy, as `RolloutCollector.collect_starts` plays them."""
+        with self.generation():
+            if not starts and self.collector.agree is None:
+                return []
+            return self.collector.collect_starts(starts, seed=self.seed, step=self.step)
+
     def response_text(self, sample: Sample) -> str:
         """The text of a sampled response."""
         return self.collector.response_text(sample)
@@ -261,9 +269,9 @@ class Run:
         """The thinking block that each of the teacher's prompts opens at its end."""
         return teacher_openings(*self._rendering())
 
-    def _rendering(self) -> tuple[Any, TurnBatch, list[str | None], Mapping[str, Any]]:
+    def _rendering(self) -> tuple[Any, TurnBatch, list[str | None], Mapping[str, Any], TaskSuite]:
         assert self.batch is not None
-        return self.tokenizer, self.batch, self.teacher_texts(), self.collector.chat_template_kwargs
+        return self.tokenizer, self.batch, self.teacher_texts(), self.collector.chat_template_kwargs, self.suite
 
     def start(self) -> None:
         """What is missing is said before the first rollout."""
