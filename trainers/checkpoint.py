@@ -23,8 +23,8 @@ _NAME = re.compile(r"step-(\d+)$")
 class Stateful(Protocol):
     """A part of a run that checkpoints save: what it says of itself goes into a file and comes back.
 
-    Every process makes both calls; process 0's answer is saved, and every process gets it. Answers hold tensors and plain
-    values. With a method ``reset()`` the part is told to begin anew where a checkpoint does not hold it.
+    Every process makes both calls; process 0's answer, tensors and plain values, is saved and comes back to all. With a
+    method ``reset()`` the part is told to begin anew where a checkpoint does not hold it.
     """
 
     def state_dict(self) -> Mapping[str, Any]:

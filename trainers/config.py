@@ -133,8 +133,8 @@ class GRPOConfig:
         max_steps: updates (rollout phases) in the whole run.
         num_tasks: tasks per update, over all processes.
         num_generations: rollouts per task (G).
-        credit: name of the credit method or recipe (`turncredit.credit.list_credits`, `turncredit.trainers.RECIPES`).
-        credit_options: options of the method that differ from its defaults.
+        credit: name of the method (`turncredit.trainers.list_methods`).
+        credit_options: options of the method that differ from its defaults (`turncredit.trainers.get_method`).
         sampling: temperature, top-p, top-k and budgets of training rollouts.
         environments: environments and their processes.
         objective: clipping, KL, entropy bonus and loss type.
@@ -154,9 +154,6 @@ class GRPOConfig:
         seed: of sampling and of the task order.
         preflight: compare sampling, scoring and training with the model before and in the first update; False goes
             without.
-        encoder: sentence encoder of AlignOPSD: a SentenceTransformer's name or folder, or ``"hashing"`` (no model).
-        teacher_max_completion_length: response budget of the generating teacher (AlignOPSD); None is the student's.
-        invalid_action_penalty: taken off the reward of an invalid turn, as a residual after credit; 0 turns it off.
         options: options of a group by their own names; `scale_rewards` is the method's. TRL's are in docs/trl.md.
 
     Raises:
@@ -186,10 +183,6 @@ class GRPOConfig:
     max_skipped_steps: int = option(3, count(0))
     seed: int = option(0, count(0))
     preflight: bool = option(True, flag())
-    # options of single methods
-    encoder: str = option("Qwen/Qwen3-Embedding-0.6B", text())
-    teacher_max_completion_length: int | None = option(None, count(1, none="for the student's"))
-    invalid_action_penalty: float = option(0.1, number())
 
     def __init__(self, output_dir: str | os.PathLike[str] = "outputs/run", **options: Any) -> None:
         options = {"output_dir": output_dir, **trl.own_options(options)}
@@ -295,7 +288,16 @@ def _names(config: GRPOConfig) -> set[str]:
     return {field.name for field in fields(config)}
 
 
+_MOVED = {
+    "encoder": "encoder",
+    "teacher_max_completion_length": "teacher_max_completion_length",
+    "invalid_action_penalty": "invalid_penalty",
+}
+
+
 def _advice(name: str, config: GRPOConfig) -> str:
+    if name in _MOVED:
+        return f'it is an option of the method: credit_options={{"{_MOVED[name]}": ...}}'
     return did_you_mean(name, [*_names(config), *_HOMES])
 
 

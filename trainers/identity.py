@@ -214,7 +214,7 @@ def check_resumable(
     options = _changed_options(saved["config"], config)
     if "eval_tasks" in changed and flat_options(saved["config"]).get("num_eval_tasks") != config.num_eval_tasks:
         changed.remove("eval_tasks")
-    same_method = not any(line.startswith(("credit:", "credit_options", "invalid_action_penalty")) for line in options)
+    same_method = not any(line.startswith(("credit:", "credit_options")) for line in options)
     changed += options
     for part in ("suite", "setup") + ("method",) * same_method:
         before, here = saved.get(part, {}), _through_json(description[part])

@@ -114,8 +114,8 @@ def check_reference(model: PreTrainedModel, other: PreTrainedModel, name: str = 
     own = {id(parameter) for parameter in model.parameters()}
     if any(id(parameter) in own for parameter in other.parameters()):
         raise ValueError(
-            f"GRPOTrainer: {name} must not share weights with model, got one that would be trained along; leave it out: "
-            "the policy itself takes its part"
+            f"GRPOTrainer: {name} must not share weights with model, got one that would be trained along; leave it "
+            "out: the policy itself takes its part"
         )
     rows = embedding_rows(model), embedding_rows(other)
     if rows[0] != rows[1]:

@@ -84,7 +84,9 @@ def save_run(trainer: GRPOTrainer) -> Path:
     failure: OSError | None = None
     if main:
         try:
-            folder = write_checkpoint(root, trainer.step, lambda path: _write(trainer, path, weights, optimizer, parts, rng))
+            folder = write_checkpoint(
+                root, trainer.step, lambda path: _write(trainer, path, weights, optimizer, parts, rng)
+            )
             set_later_aside(root, trainer.step)
             prune_checkpoints(root, trainer.config.save_total_limit, keep=folder)
         except Exception as error:  # safetensors and torch wrap what the disk says

@@ -23,6 +23,7 @@ from ..rollout.prompts import opened_block, render_prompt
 from ..rollout.sampling import Sampler
 from ..rollout.scoring import PolicyScorer, ResponseScores
 from ..rollout.stops import stop_token_ids
+from ..rollout.types import Turn
 from .batch import TurnBatch
 from .config import GRPOConfig
 from .distributed import zero_stage
@@ -75,8 +76,8 @@ class TeacherModel:
         """Raise a ValueError where this teacher cannot answer."""
         if self.sharded:
             raise ValueError(
-                "GRPOTrainer: teacher must be the policy, current or lagging, where it answers under ZeRO-3, got a model "
-                "of its own; use ZeRO-2, or teacher=stale"
+                "GRPOTrainer: teacher must be the policy, current or lagging, where it answers under ZeRO-3, got a "
+                "model of its own; use ZeRO-2, or teacher=stale"
             )
 
     def collector(self, collector: RolloutCollector) -> RolloutCollector:
@@ -106,12 +107,12 @@ def load_teacher(method: Method, model: PreTrainedModel, tokenizer: PreTrainedTo
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         name, weights = weights, AutoModelForCausalLM.from_pretrained(weights, dtype=model.dtype)
-        if not os.path.isdir(name) or os.path.exists(os.path.join(name, "tokenizer_config.json")):
-            if AutoTokenizer.from_pretrained(name).get_vocab() != tokenizer.get_vocab():
-                raise ValueError(
-                    f"GRPOTrainer: teacher must have the policy's tokenizer, got another vocabulary in {name!r}; the "
-                    "student's tokens would mean something else to it: choose a model of the same family"
-                )
+        told = not os.path.isdir(name) or os.path.exists(os.path.join(name, "tokenizer_config.json"))
+        if told and AutoTokenizer.from_pretrained(name).get_vocab() != tokenizer.get_vocab():
+            raise ValueError(
+                f"GRPOTrainer: teacher must have the policy's tokenizer, got another vocabulary in {name!r}; the "
+                "student's tokens would mean something else to it: choose a model of the same family"
+            )
     check_reference(model, weights, "teacher")
     return weights
 
@@ -167,10 +168,13 @@ def teacher_prompts(
     Raises:
         TypeError: a context that is not text.
     """
-    return [
-        turn.prompt_ids if text is None else render_prompt(tokenizer, informed(suite, turn.messages, text), chat_template_kwargs)
-        for turn, text in zip(batch.turns, texts, strict=True)
-    ]
+
+    def prompt(turn: Turn, text: str | None) -> Ids:
+        if text is None:
+            return turn.prompt_ids
+        return render_prompt(tokenizer, informed(suite, turn.messages, text), chat_template_kwargs)
+
+    return [prompt(turn, text) for turn, text in zip(batch.turns, texts, strict=True)]
 
 
 def teacher_openings(

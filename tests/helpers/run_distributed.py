@@ -20,13 +20,14 @@ from safetensors.torch import load_file
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
 from turncredit.rollout import SamplingConfig
-from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
+from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer
 from turncredit.trainers.distributed import full_weights
 
 SUITE = ToySuite(num_tasks=8, lenient=True)
 METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar")
 # a boundary threshold that is not clipped is the quantile over all processes
-OPTIONS = {"align_opsd": {"credit_options": {"boundary_low": 0.0, "boundary_high": 1.0, "similarity_threshold": 0.1}}}
+LOOSE = {"boundary_low": 0.0, "boundary_high": 1.0, "similarity_threshold": 0.1, "encoder": "hashing"}
+OPTIONS = {"align_opsd": {"credit_options": LOOSE}}
 
 
 def make_accelerator(stage: int) -> Accelerator:
@@ -53,7 +54,6 @@ def config(folder: Path, **changes: Any) -> GRPOConfig:
         "save_steps": 0,
         "num_minibatches": 2,
         "warmup_steps": 3,
-        "encoder": "hashing",
         "sampling": SamplingConfig(max_completion_length=6),
     }
     return GRPOConfig(**{**settings, **changes})
@@ -152,7 +152,7 @@ def half_precision(folder: Path) -> None:
     print("finished", flush=True)
 
 
-class Fail(TrainerCallback):
+class Fail(GRPOCallback):
     def on_credit(self, trainer: GRPOTrainer, inputs: Any, credit: Any) -> None:
         if trainer.accelerator.process_index == 1 and trainer.step == 1:
             raise RuntimeError("this process fails")

@@ -22,7 +22,7 @@ import turncredit.trainers.grpo as grpo
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToyEnv, ToySuite
 from turncredit.rollout import SamplingConfig
-from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback
+from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer
 
 MOMENTS = ("generation", "environment", "scoring", "update", "saving")
 SUITE = ToySuite(num_tasks=8, lenient=True)
@@ -72,7 +72,7 @@ def hurt_at(moment: str, run: GRPOTrainer, how: signal.Signals) -> None:
         wrap(checkpoint, "_digest")
 
 
-class FullDisk(TrainerCallback):
+class FullDisk(GRPOCallback):
     """After the second update no file may grow beyond some kilobytes, as on a full disk; after the fourth it may."""
 
     def on_step_end(self, trainer: GRPOTrainer, metrics: dict[str, float]) -> None:

@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,10 @@ from helpers.toy import ToySuite
 
 from turncredit.credit import get_credit, list_credits, register_credit, registry
 from turncredit.rollout import SamplingConfig
-<<<<<<< HEAD
-from turncredit.trainers import AuxiliaryLoss, EnvironmentConfig, GRPOConfig, GRPOTrainer, Recipe
+from turncredit.trainers import EnvironmentConfig, GRPOConfig, GRPOTrainer, Method, Teacher
 from turncredit.trainers.config import _RULES, GROUPS
+from turncredit.trainers.methods.tryout import made_up_inputs, try_options
 from turncredit.trainers.trl import absent_names
-=======
-from turncredit.trainers import GRPOConfig, GRPOTrainer, Recipe
-from turncredit.trainers.config import _RULES
->>>>>>> terms
-from turncredit.trainers.tryout import made_up_inputs, try_options
 
 NUMBERS = [name for name, rule in _RULES.items() if rule.kind in ("int", "float")]
 TEXTS = [name for name, rule in _RULES.items() if rule.kind == "str"]
@@ -181,15 +177,19 @@ def test_an_option_spoilt_after_the_configuration_was_made_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"refresh_every": 0}, "Recipe: refresh_every must be a whole number of at least 1, got 0"),
-        ({"ema_rate": 1.5}, "Recipe: ema_rate must be a number above 0 and at most 1, got 1.5"),
-        ({"ema_rate": "0.05"}, "Recipe: ema_rate must be a number"),
-        ({"policy_weight": -1.0}, "Recipe: policy_weight must be a number of at least 0"),
+        ({"refresh_every": 0}, "Teacher: refresh_every must be a whole number of at least 1, got 0"),
+        ({"ema_rate": 1.5}, "Teacher: ema_rate must be a number above 0 and at most 1, got 1.5"),
+        ({"ema_rate": "0.05"}, "Teacher: ema_rate must be a number"),
+        ({"weights": 3}, "Teacher: weights must be text or a model, got 3"),
+        ({"context": ""}, "Teacher: context must be a name, a function or None"),
+        ({"context": None}, "Teacher: context must be given where the weights are the policy's"),
+        ({"policy_weight": -1.0}, "Method: policy_weight must be a number of at least 0"),
+        ({"student_context": ""}, "Method: student_context must be a name or None"),
     ],
 )
-def test_recipes_are_checked_where_they_are_made(options, message):
+def test_methods_and_teachers_are_checked_where_they_are_made(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        Recipe("grpo", **options)
+        (Teacher if "Teacher" in message else partial(Method, "grpo"))(**options)
 
 
 # ---- groups and flat names

@@ -18,7 +18,7 @@ from helpers.tiny import tiny_model, tiny_tokenizer
 from safetensors.torch import load_file
 
 from turncredit.rollout import load_trajectories
-from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback, checkpoint, optimization, resume, snapshots
+from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer, checkpoint, optimization, resume, snapshots
 from turncredit.trainers.checkpoint import latest_checkpoint, prune_checkpoints, verify_checkpoint, write_checkpoint
 from turncredit.trainers.guard import Terminated, TerminationGuard, output_folder_lock
 from turncredit.trainers.snapshots import TeacherSnapshot
@@ -107,7 +107,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(hurt, undisturbed):
     assert all(torch.equal(final(root / "disk")[name], undisturbed[name]) for name in undisturbed)
 
 
-class Send(TrainerCallback):
+class Send(GRPOCallback):
     """SIGTERM to this process at a moment of the third update."""
 
     def __init__(self, moment):
@@ -226,7 +226,7 @@ def test_sigterm_while_a_lagging_teacher_leaves_keeps_the_policys_weights(monkey
             raise Terminated
 
     monkeypatch.setattr(snapshots, "load_full_weights", interrupted)
-    with pytest.raises(Terminated), snapshot.swapped_in(model):
+    with pytest.raises(Terminated), snapshot.swapped_in():
         assert not torch.equal(dict(model.named_parameters())[snapshot.names[-1]], own[snapshot.names[-1]])
     assert all(torch.equal(parameter, own[name]) for name, parameter in model.named_parameters())
 

@@ -8,6 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from turncredit.rollout import SamplingConfig
 from turncredit.trainers import GRPOTrainer
+from turncredit.trainers.encoder import HashingEncoder
 
 
 class LongHint(ToySuite):
@@ -21,9 +22,9 @@ def gpt2(positions):
 
 def trainer(folder, positions, credit, **options):
     sampling = SamplingConfig(max_completion_length=6, max_prompt_length=26)
-    settings = config(folder, credit=credit, sampling=sampling, encoder="hashing", save_steps=0, **options)
+    settings = config(folder, credit=credit, sampling=sampling, save_steps=0, **options)
     suite = LongHint(num_tasks=8, lenient=True)
-    return GRPOTrainer(gpt2(positions), tiny_tokenizer(), suite, settings)
+    return GRPOTrainer(gpt2(positions), tiny_tokenizer(), suite, settings, encoder=HashingEncoder())
 
 
 @pytest.mark.parametrize("credit", ["agent_opsd", "align_opsd"])
@@ -37,4 +38,4 @@ def test_a_teachers_prompt_that_leaves_no_room_costs_its_gap_and_nothing_else(tm
 
 def test_a_generating_teachers_budget_counts(tmp_path):
     with pytest.raises(ValueError, match=r"lengths must be at most 32 \(rows of transformer.wpe\), got 26 \+ 7 = 33"):
-        trainer(tmp_path, 32, "align_opsd", teacher_max_completion_length=7)
+        trainer(tmp_path, 32, "align_opsd", credit_options={"teacher_max_completion_length": 7})

@@ -1,5 +1,6 @@
 """The order of a run's life: what an error, a kill or a second run may cost, and what a continued run must do."""
 
+import inspect
 import json
 import os
 import signal
@@ -14,8 +15,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from turncredit.envs import Task
 from turncredit.rollout import SamplingConfig, load_trajectories
-from turncredit.trainers import RECIPES, GRPOCallback, GRPOConfig, GRPOTrainer
-from turncredit.trainers.recipes import Recipe
+from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer, Teacher, get_method
+from turncredit.trainers.methods import registry
 
 SUITE = ToySuite(num_tasks=8, needed=1, lenient=True)
 
@@ -533,24 +534,29 @@ def test_what_a_suite_counts_while_it_plays_is_no_difference(tmp_path):
         assert run.step == 1
 
 
-def test_another_attention_precision_and_recipe_are_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(RECIPES, "mine", Recipe("agent_opsd", snapshot="stale", refresh_every=3))
-    with trainer(tmp_path, credit="mine", max_steps=1) as run:
+def test_another_attention_precision_and_method_are_named(tmp_path, monkeypatch):
+    mine = {"credit": "agent_opsd", "credit_options": {"teacher": "stale"}}
+    with trainer(tmp_path, **mine, max_steps=1) as run:
         run.train()
     eager = tiny_model()
     eager.set_attn_implementation("eager")
     with (
-        trainer(tmp_path, credit="mine", model=eager) as run,
+        trainer(tmp_path, **mine, model=eager) as run,
         pytest.raises(ValueError, match=r"setup\.attn_implementation: 'sdpa' -> 'eager'"),
     ):
         run.resume(True)
-    monkeypatch.setitem(RECIPES, "mine", Recipe("agent_opsd", snapshot="stale", refresh_every=4))
-    with trainer(tmp_path, credit="mine") as run:
+    function = get_method("agent_opsd").credit.function  # another default in a later version
+    monkeypatch.setitem(registry._COMPANIONS, inspect.unwrap(function), {"teacher": Teacher(refresh_every=4)})
+    with trainer(tmp_path, **mine) as run:
         run.description["setup"]["zero_stage"] = 2
         run.description["setup"]["dtype"] = "torch.bfloat16"
         with pytest.raises(ValueError, match="config must equal") as error:
             run.resume(True)
-    for part in ("method.refresh_every: 3 -> 4", "setup.zero_stage: 0 -> 2", "'torch.float32' -> 'torch.bfloat16'"):
+    for part in (
+        "method.options.refresh_every: 10 -> 4",
+        "setup.zero_stage: 0 -> 2",
+        "'torch.float32' -> 'torch.bfloat16'",
+    ):
         assert part in str(error.value)
 
 
@@ -578,11 +584,11 @@ def test_changing_to_a_method_with_a_snapshot_is_named_and_begins_with_the_polic
         run.train()
         trained = weights(run)
     with trainer(tmp_path, credit="step_opsd", max_steps=2, learning_rate=1e-2) as run:
-        assert not same(run.snapshot.weights, trained)
+        assert not same(run.teacher.snapshot.weights, trained)
         with pytest.raises(ValueError, match="credit: 'grpo' -> 'step_opsd'"):
             run.resume(True)
         run.resume(True, allow_changed_config=True)
-        assert same(run.snapshot.weights, trained)
+        assert same(run.teacher.snapshot.weights, trained)
         assert "holds no teacher" in caplog.text
         assert "although it differs: credit: 'grpo' -> 'step_opsd'" in caplog.text
         run.train()

@@ -46,7 +46,7 @@ def naive_gradient(rows, settings):
     model = tiny_model()
     loss = torch.zeros(())
     tokens = {}
-    for i, t in enumerate(rows.trajectory_ids.tolist()):
+    for i, t in enumerate(rows.slot_ids.tolist()):
         if rows.active[i]:
             tokens[t] = tokens.get(t, 0) + len(rows.responses[i])
     for i, (prompt, response) in enumerate(zip(rows.prompts, rows.responses, strict=True)):
@@ -59,7 +59,7 @@ def naive_gradient(rows, settings):
         term = term + settings.beta * kl_k3(logp, rows.signals["ref_logprobs"][i, :n])
         term = term + settings.entropy_coef * (log_all.exp() * log_all).sum(-1)
         if settings.loss_type == "seq-mean-token-mean":
-            loss = loss + term.mean() * n / tokens[int(rows.trajectory_ids[i])] / len(tokens)
+            loss = loss + term.mean() * n / tokens[int(rows.slot_ids[i])] / len(tokens)
         elif settings.loss_type == "token-mean":
             loss = loss + term.sum() / sum(tokens.values())
         else:

@@ -51,7 +51,7 @@ def test_a_method_that_divides_gets_a_bounded_one(tmp_path, name):
 def test_the_methods_own_options_decide(tmp_path, options):
     rewards, valid = [1.0, 0.0], [[True, False, True], [True]]
     result, batch = phase_of(tmp_path, rewards, valid, credit="grpo", credit_options=options)
-    plain, _ = phase_of(tmp_path, rewards, valid, credit="grpo", credit_options=options, invalid_action_penalty=0.0)
+    plain, _ = phase_of(tmp_path, rewards, valid, credit="grpo", credit_options={**options, "invalid_penalty": 0.0})
     expected = invalid_action_residual(
         torch.tensor(rewards),
         torch.tensor([ok for turns in valid for ok in turns]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -11,10 +12,9 @@ from helpers.toy import ToySuite
 from helpers.update_cases import SUITE, config, play, score
 
 from turncredit.credit import get_credit
-from turncredit.rollout import PolicyScorer, SamplingConfig, render_prompt
+from turncredit.rollout import PolicyScorer, SamplingConfig, render_prompt, score_responses
 from turncredit.trainers import GRPOTrainer
 from turncredit.trainers.batch import make_batch, usable
-from turncredit.trainers.scores import ScoringSettings
 from turncredit.trainers.teacher import score_teacher, teacher_prompts
 
 TASKS = SUITE.tasks("train")[:4]
@@ -99,7 +99,7 @@ def test_credit_reads_returns_successes_turn_rewards_and_validity(tmp_path):
     assert inputs.valid_actions.tolist() == [turn.valid for t in played for turn in t.turns]
     assert torch.equal(result.credit.advantages, get_credit("gigpo")(inputs).advantages)
     slots = {(t.group_id, t.rollout_index): t.group_id * 4 + t.rollout_index for t in played}
-    assert result.rows.trajectory_ids.tolist() == [slots[t.group_id, t.rollout_index] for t in played for _ in t.turns]
+    assert result.rows.slot_ids.tolist() == [slots[t.group_id, t.rollout_index] for t in played for _ in t.turns]
 
 
 def test_a_schedule_sees_the_number_of_updates_done(tmp_path):
@@ -112,7 +112,7 @@ def test_a_schedule_sees_the_number_of_updates_done(tmp_path):
 def test_the_answering_teacher_draws_anew_in_every_update_and_rollout(tmp_path):
     batch = make_batch(usable(play(tiny_model(), TASKS, 0)))
     seen = []
-    with trainer(tmp_path, credit="align_opsd") as run:
+    with trainer(tmp_path, credit="align_opsd", credit_options={"encoder": "hashing"}) as run:
         sample = run.collector.sample
         run.collector.sample = lambda prompts, sampling, seeds, **more: (
             seen.append(list(seeds)) or sample(prompts, sampling, seeds, **more)
@@ -126,12 +126,11 @@ def test_the_answering_teacher_draws_anew_in_every_update_and_rollout(tmp_path):
 def test_a_teacher_prompt_that_just_fits_is_scored():
     model, played = tiny_model(), usable(play(tiny_model(), TASKS, 0))[:1]
     batch = make_batch(played)
-    prompts = teacher_prompts(tiny_tokenizer(), batch, ["hint say red"])
+    prompts = teacher_prompts(tiny_tokenizer(), batch, ["hint say red"] * len(batch.turns))
     longest = max(len(p) + len(r) for p, r in zip(prompts, batch.responses, strict=True))
-    settings = ScoringSettings(0, 1.0, 4096)
-    student = batch.sampled_logprobs
-    fits = score_teacher(PolicyScorer(model), batch, prompts, student, settings, max_length=longest)
-    over = score_teacher(PolicyScorer(model), batch, prompts, student, settings, max_length=longest - 1)
+    score, student = functools.partial(score_responses, PolicyScorer(model), pad_token_id=0), batch.sampled_logprobs
+    fits = score_teacher(score, batch, prompts, student, max_length=longest)
+    over = score_teacher(score, batch, prompts, student, max_length=longest - 1)
     assert fits.over_length == 0
     assert over.over_length >= 1
 

@@ -12,7 +12,7 @@ from helpers.run_faults import SUITE, config
 from helpers.tiny import tiny_model, tiny_tokenizer
 
 from turncredit.rollout import score_responses
-from turncredit.trainers import GRPOTrainer, TrainerCallback
+from turncredit.trainers import GRPOCallback, GRPOTrainer
 from turncredit.trainers.first_update import FirstUpdate
 from turncredit.trainers.policy import make_policy, make_precise
 from turncredit.trainers.reference import AdapterOff, InitialWeights, adapter_is_neutral
@@ -234,7 +234,7 @@ def test_tasks_with_one_id_are_refused(tmp_path):
 # ---- the first update
 
 
-class Shift(TrainerCallback):
+class Shift(GRPOCallback):
     """Changes the weights between rollouts and training, as anything that makes the two disagree would."""
 
     def on_rollout(self, trainer, trajectories):

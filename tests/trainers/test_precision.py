@@ -180,7 +180,7 @@ def test_an_average_of_bf16_weights_moves_by_less_than_bf16_can_tell():
     snapshot = TeacherSnapshot(model, "ema", ema_rate=0.05)
     torch.nn.init.constant_(model.weight, 1.0078125)  # the next number of bf16
     for step in (1, 2):
-        snapshot.update(model, step)
+        snapshot.update(step)
     # 1 + 2^-7 (1 - 0.95^2) = 1 + 0.0078125 x 0.0975
     assert float(snapshot.weights["weight"]) == pytest.approx(1.00076171875, abs=1e-7)
 

@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,16 @@ from turncredit.envs import ParsedResponse
 from turncredit.rollout import PolicyScorer, StopReason, Trajectory, Turn, render_prompt, score_responses
 from turncredit.trainers.batch import make_batch
 from turncredit.trainers.encoder import HashingEncoder, embed
-from turncredit.trainers.scores import ScoringSettings
+from turncredit.trainers.methods.align_opsd import correspond
+from turncredit.trainers.methods.contexts import hindsight_contexts
 from turncredit.trainers.snapshots import TeacherSnapshot
-from turncredit.trainers.teacher import correspond, hindsight_contexts, score_teacher, teacher_prompts
+from turncredit.trainers.teacher import score_teacher, teacher_prompts
 
 TOKENIZER = tiny_tokenizer()
-SETTINGS = ScoringSettings(0, 1.0, 64)
+
+
+def scoring(model):
+    return functools.partial(score_responses, PolicyScorer(model), pad_token_id=0, max_tokens=64)
 
 
 def turn(content, ids, thinking="", action=""):
@@ -31,10 +37,10 @@ def test_teacher_scores_are_those_of_the_privileged_prompt_and_identical_rows_ar
     batch = make_batch(
         [trajectory([turn("door", [5, 18]), turn("room", [19])]), trajectory([turn("say", [20, 8, 1])], 1)]
     )
-    contexts = ["hint say red", None]
+    contexts = ["hint say red", "hint say red", None]
     prompts = teacher_prompts(TOKENIZER, batch, contexts)
     student = torch.full(batch.response_mask.shape, -9.0) * batch.response_mask
-    scores = score_teacher(PolicyScorer(model), batch, prompts, student, SETTINGS, pairs=[(0, 2), (2, 0)])
+    scores = score_teacher(scoring(model), batch, prompts, student, pairs=[(0, 2), (2, 0)])
     expected = score_responses(PolicyScorer(model), prompts, batch.responses, pad_token_id=0)
     torch.testing.assert_close(scores.logprobs[0, :2], expected.logprobs[0, :2], atol=1e-5, rtol=0)
     assert scores.logprobs[2].tolist() == [-9.0, -9.0, -9.0]
@@ -51,7 +57,7 @@ def test_an_over_long_teacher_prompt_is_counted_and_never_cut(caplog):
     batch = make_batch([trajectory([turn("door", [5])])])
     prompts = teacher_prompts(TOKENIZER, batch, ["hint " * 50])
     student = torch.full((1, 1), -3.0)
-    scores = score_teacher(PolicyScorer(tiny_model()), batch, prompts, student, SETTINGS, max_length=20)
+    scores = score_teacher(scoring(tiny_model()), batch, prompts, student, max_length=20)
     assert scores.over_length == 1
     assert scores.logprobs.tolist() == [[-3.0]]
     assert "exceed the model's 20 tokens" in caplog.text
@@ -78,8 +84,8 @@ def test_stale_refreshes_and_ema_by_hand():
     start = parameter.detach().clone()
     seen = []
     for step in range(5):
-        stale.update(model, step)
-        ema.update(model, step)
+        stale.update(step)
+        ema.update(step)
         seen.append(float(stale.weights["model.norm.weight"][0] - start[0]))
         with torch.no_grad():
             parameter += 1.0
@@ -93,12 +99,13 @@ def test_stale_refreshes_and_ema_by_hand():
 
 def test_swapping_in_restores_the_policy_bit_for_bit_even_after_an_error():
     model, other = tiny_model(0), tiny_model(1)
-    snapshot = TeacherSnapshot(other, "stale")
+    snapshot = TeacherSnapshot(model, "stale")
+    snapshot.load_state_dict(dict(other.named_parameters()))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    with snapshot.swapped_in(model):
+    with snapshot.swapped_in():
         assert torch.equal(model.model.norm.weight, other.model.norm.weight)
         assert torch.equal(model.model.embed_tokens.weight, other.model.embed_tokens.weight)
-    with pytest.raises(RuntimeError, match="inside"), snapshot.swapped_in(model):
+    with pytest.raises(RuntimeError, match="inside"), snapshot.swapped_in():
         raise RuntimeError("inside")
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
 
@@ -148,14 +155,14 @@ def test_correspondence_selects_the_sibling_that_thinks_alike_and_the_filter_dro
     second = trajectory([turn("door", [5], "find the red key", "red"), turn("room", [5], "say hello", "blue")], 1)
     batch = make_batch([first, second])
     answers = [ParsedResponse(t.thinking, "red", True) for t in batch.turns]
-    options = {"similarity_threshold": 0.8, "top_k": 3}
-    _, sources = correspond(batch, answers, HashingEncoder(), **options)
+    options, embedded = {"similarity_threshold": 0.8, "top_k": 3}, functools.partial(embed, HashingEncoder())
+    _, sources = correspond(batch, answers, embedded, **options)
     assert list(zip(sources.source.tolist(), sources.target.tolist(), strict=True)) == [(2, 0), (0, 2)]
     answers[2] = ParsedResponse("find the red key", "black", True)
-    _, kept = correspond(batch, answers, HashingEncoder(), action_filter=True, **options)
+    _, kept = correspond(batch, answers, embedded, action_filter=True, **options)
     assert kept.target.tolist() == [2]
     _, none = correspond(
-        batch, answers, HashingEncoder(), action_filter=True, same_target=lambda teacher, student: False, **options
+        batch, answers, embedded, action_filter=True, same_target=lambda teacher, student: False, **options
     )
     assert none.target.tolist() == []
 

@@ -25,10 +25,8 @@ from helpers.update_cases import SUITE, TOKENIZER, Angles, config, play, run_upd
 
 from turncredit.envs import ParsedResponse
 from turncredit.rollout import render_prompt, with_privileged_context
-from turncredit.trainers import RECIPES, GRPOTrainer
+from turncredit.trainers import GRPOTrainer
 from turncredit.trainers.batch import make_batch, usable
-from turncredit.trainers.recipes import Recipe
-from turncredit.trainers.snapshots import TeacherSnapshot
 
 TASKS = SUITE.tasks("train")[:4]
 
@@ -59,16 +57,14 @@ def teach(rows, trajectories, teacher, prompt_of):
         row.teacher = row.old if prompt is None else score(teacher, prompt, row.response, 0.7)[0]
 
 
-@pytest.fixture
-def recipes(monkeypatch):
-    monkeypatch.setitem(RECIPES, "lagging", Recipe("agent_opsd", snapshot="stale", refresh_every=2))
-    monkeypatch.setitem(RECIPES, "averaged", Recipe("agent_opsd", snapshot="ema", ema_rate=0.3))
-    short = Recipe("step_opsd", teacher_context="hindsight", snapshot="stale", refresh_every=2)
-    monkeypatch.setitem(RECIPES, "short_step_opsd", short)
+LAGGING = {
+    "lagging": {"credit": "agent_opsd", "credit_options": {"teacher": "stale", "refresh_every": 2}},
+    "averaged": {"credit": "agent_opsd", "credit_options": {"teacher": "ema", "ema_rate": 0.3}},
+}
 
 
 @pytest.mark.parametrize("name", ["lagging", "averaged"])
-def test_updates_under_a_teacher_of_its_own(tmp_path, recipes, name):
+def test_updates_under_a_teacher_of_its_own(tmp_path, name):
     """Four updates: the stale teacher is the policy of update 0, 0, 2, 2; the averaged one moves by 0.3 after each."""
     teachers = []
 
@@ -86,11 +82,11 @@ def test_updates_under_a_teacher_of_its_own(tmp_path, recipes, name):
         teach(rows, trajectories, teachers[-1], hint_prompt)
         give_shaped_credit(rows, trajectories, agent_opsd)
 
-    settings = config(tmp_path, credit=name, num_iterations=1, num_minibatches=1, learning_rate=5e-3)
+    settings = config(tmp_path, **LAGGING[name], num_iterations=1, num_minibatches=1, learning_rate=5e-3)
     assert_equal_weights(settings, credit, updates=4)
 
 
-def test_step_opsd_under_hindsight_with_its_schedule(tmp_path, recipes):
+def test_step_opsd_under_hindsight_with_its_schedule(tmp_path):
     teachers = []
 
     def credit(rows, trajectories, run, step):
@@ -99,7 +95,8 @@ def test_step_opsd_under_hindsight_with_its_schedule(tmp_path, recipes):
         teach(rows, trajectories, teachers[-1], hindsight_prompt)
         give_shaped_credit(rows, trajectories, step_opsd, lam=0.2 * (1 - step / 50))
 
-    settings = config(tmp_path, credit="short_step_opsd", num_iterations=1, num_minibatches=1, learning_rate=5e-3)
+    short = {"credit": "step_opsd", "credit_options": {"refresh_every": 2}}
+    settings = config(tmp_path, **short, num_iterations=1, num_minibatches=1, learning_rate=5e-3)
     assert_equal_weights(settings, credit, updates=4)
 
 
@@ -196,14 +193,14 @@ def test_align_opsd_with_its_auxiliary_loss(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["stale", "ema"])
-def test_the_teacher_scores_with_its_own_weights_and_the_policy_comes_back_bit_for_bit(tmp_path, recipes, kind):
+def test_the_teacher_scores_with_its_own_weights_and_the_policy_comes_back_bit_for_bit(tmp_path, kind):
     """The trainer's teacher scores are those of a model that holds the teacher's weights, exactly."""
     name = {"stale": "lagging", "ema": "averaged"}[kind]
     played = play(tiny_model(), TASKS, 0)
     batch = make_batch(usable(played))
     policy, teacher = tiny_model(0), tiny_model(1)
-    with GRPOTrainer(policy, tiny_tokenizer(), SUITE, config(tmp_path, credit=name)) as run:
-        run.snapshot.weights = TeacherSnapshot(teacher, kind).weights
+    with GRPOTrainer(policy, tiny_tokenizer(), SUITE, config(tmp_path, **LAGGING[name])) as run:
+        run.teacher.snapshot.load_state_dict({n: p.detach().clone() for n, p in teacher.named_parameters()})
         before = {n: p.detach().clone() for n, p in run.model.named_parameters()}
         inputs = run.phase(batch, 0).inputs
         assert all(torch.equal(before[n], p) for n, p in run.model.named_parameters())

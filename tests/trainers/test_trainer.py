@@ -11,11 +11,10 @@ import torch
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
 
-from turncredit.credit import list_credits
 from turncredit.envs import Task
 from turncredit.rollout import SamplingConfig, load_trajectories
-from turncredit.trainers import RECIPES, GRPOConfig, GRPOTrainer, TrainerCallback
-from turncredit.trainers.recipes import Recipe
+from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer, list_methods
+from turncredit.trainers.encoder import HashingEncoder
 
 EASY = {"num_tasks": 8, "needed": 1, "lenient": True}
 SUITE = ToySuite(**EASY)
@@ -41,7 +40,9 @@ def config(folder, **changes):
 
 
 def trainer(folder, model=None, callbacks=(), **changes):
-    return GRPOTrainer(model or tiny_model(), tiny_tokenizer(), SUITE, config(folder, **changes), callbacks=callbacks)
+    settings = config(folder, **changes)
+    encoder = HashingEncoder()
+    return GRPOTrainer(model or tiny_model(), tiny_tokenizer(), SUITE, settings, callbacks=callbacks, encoder=encoder)
 
 
 def lines(folder):
@@ -88,17 +89,17 @@ def test_recomputed_logprobs_agree_with_the_sampled_ones(tmp_path):
     assert lines(tmp_path)[-1]["train/sampling_drift"] < 1e-5
 
 
-METHODS = sorted({*RECIPES, *list_credits()})
+METHODS = list_methods()
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_by_name(tmp_path, name):
-    changes = {"max_steps": 2, "encoder": "hashing", "eval_steps": 0, "save_steps": 0, "num_eval_tasks": 1}
+    changes = {"max_steps": 2, "eval_steps": 0, "save_steps": 0, "num_eval_tasks": 1}
     with trainer(tmp_path, credit=name, **changes) as run:
         before = weights(run)
         run.train()
         assert not same(before, weights(run))
-        needs_teacher, terms = run.phase.needs_teacher, run.recipe.terms
+        needs_teacher, terms = run.method.reads_teacher, run.method.terms
     metrics = lines(tmp_path)[-1]
     assert ("teacher/rows" in metrics) == needs_teacher
     assert ("train/auxiliary_loss" in metrics) == bool(terms)
@@ -107,18 +108,20 @@ def test_every_method_runs_by_name(tmp_path, name):
 
 class NoHint(ToySuite):
     def privileged_context(self, task):
-        return None
+        return None if task.id.startswith("red") else super().privileged_context(task)
 
 
 def test_identical_contexts_give_a_gap_of_exactly_zero(tmp_path):
     seen = []
 
-    class Look(TrainerCallback):
+    class Look(GRPOCallback):
         def on_credit(self, trainer, inputs, credit):
             seen.append((inputs.teacher_logprobs - inputs.student_logprobs, credit))
 
-    settings = config(tmp_path, max_steps=1, credit="agent_opsd")
-    with GRPOTrainer(tiny_model(), tiny_tokenizer(), NoHint(**EASY), settings, callbacks=[Look()]) as run:
+    settings = config(tmp_path, max_steps=1, num_tasks=2, credit="agent_opsd")
+    suite = NoHint(**EASY)
+    with GRPOTrainer(tiny_model(), tiny_tokenizer(), suite, settings, callbacks=[Look()]) as run:
+        run.tasks_of = lambda step: [task for task in run.train_tasks if task.type == "red"]
         run.train()
     gap, credit = seen[0]
     assert torch.equal(gap, torch.zeros_like(gap))
@@ -128,7 +131,7 @@ def test_identical_contexts_give_a_gap_of_exactly_zero(tmp_path):
 def test_a_real_hint_gives_a_gap(tmp_path):
     seen = []
 
-    class Look(TrainerCallback):
+    class Look(GRPOCallback):
         def on_credit(self, trainer, inputs, credit):
             seen.append(inputs)
 
@@ -143,34 +146,30 @@ def test_a_real_hint_gives_a_gap(tmp_path):
 MACHINERY = ("grpo", "agent_opsd", "step_opsd", "align_opsd", "sdar", "ema_teacher")
 RESUMED = [
     *MACHINERY,
-    *(pytest.param(n, marks=pytest.mark.slow) for n in sorted({*RECIPES, *list_credits()} - set(MACHINERY))),
+    *(pytest.param(n, marks=pytest.mark.slow) for n in sorted({*METHODS} - set(MACHINERY))),
 ]
 
 
-@pytest.fixture
-def ema_teacher(monkeypatch):
-    """A recipe of one's own: AgentOPSD under an averaged teacher."""
-    monkeypatch.setitem(RECIPES, "ema_teacher", Recipe("agent_opsd", snapshot="ema", ema_rate=0.5))
+EMA = {"credit": "agent_opsd", "credit_options": {"teacher": "ema", "ema_rate": 0.5}}
 
 
-def test_an_averaged_teacher_follows_the_policy(tmp_path, ema_teacher):
-    with trainer(tmp_path, credit="ema_teacher", beta=0.0) as run:
+def test_an_averaged_teacher_follows_the_policy(tmp_path):
+    with trainer(tmp_path, **EMA, beta=0.0) as run:
         before = weights(run)
         run.train_step()
         assert not same(before, weights(run))
         for name, now in weights(run).items():
             expected = before[name].lerp(now, 0.5)
-            torch.testing.assert_close(run.snapshot.weights[name], expected)
+            torch.testing.assert_close(run.teacher.snapshot.weights[name], expected)
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_resume_is_bit_for_bit(tmp_path, name, ema_teacher):
+def test_resume_is_bit_for_bit(tmp_path, name):
     options = {
-        "credit": name,
+        **(EMA if name == "ema_teacher" else {"credit": name}),
         "num_minibatches": 2,
         "warmup_steps": 3,
         "lr_scheduler_type": "cosine",
-        "encoder": "hashing",
     }
     with trainer(tmp_path / "whole", **options) as run:
         run.train()
@@ -340,7 +339,7 @@ def test_a_run_in_which_every_prompt_is_too_long_stops_and_says_so(tmp_path):
 
 
 def test_a_finished_rollout_is_never_lost(tmp_path):
-    class Broken(TrainerCallback):
+    class Broken(GRPOCallback):
         def on_credit(self, trainer, inputs, credit):
             raise RuntimeError("a bug in my method")
 

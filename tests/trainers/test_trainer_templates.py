@@ -5,10 +5,11 @@ from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
 
 from turncredit.rollout import SamplingConfig, StopReason, Trajectory, Turn, load_trajectories, save_trajectories
-from turncredit.trainers import GRPOConfig, GRPOTrainer, TrainerCallback, phase
+from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer
 from turncredit.trainers.loggers import readable
+from turncredit.trainers.methods import providers
+from turncredit.trainers.methods.contexts import hindsight_text
 from turncredit.trainers.records import write_completions
-from turncredit.trainers.teacher import hindsight_text
 
 TEMPLATE = (
     "{% for m in messages %}<user> {{ m['content'] }} <end> {% endfor %}{% if add_generation_prompt %}<assistant>"
@@ -50,7 +51,7 @@ def trainer(folder, suite=None, callbacks=(), **changes):
 def test_the_generating_teachers_answers_start_with_what_its_prompt_opened(tmp_path):
     for kwargs, opened in (({}, "<think>"), ({"enable_thinking": False}, "")):
         suite = Watched()
-        settings = {"credit": "align_opsd", "encoder": "hashing", "chat_template_kwargs": kwargs}
+        settings = {"credit": "align_opsd", "credit_options": {"encoder": "hashing"}, "chat_template_kwargs": kwargs}
         with trainer(tmp_path, suite, **settings) as run:
             run.rollout(run.tasks_of(0))
             played = len(suite.parsed)
@@ -64,15 +65,15 @@ def test_the_generating_teachers_answers_start_with_what_its_prompt_opened(tmp_p
 def test_student_and_teacher_read_the_same_template_variables_and_clock(tmp_path, monkeypatch):
     seen = []
 
-    class Look(TrainerCallback):
+    class Look(GRPOCallback):
         def on_rollout(self, trainer, trajectories):
             seen.extend(turn for trajectory in trajectories for turn in trajectory.turns)
 
     kwargs = {"enable_thinking": False, "with_clock": True, "strftime_now": "2025-03-02"}
     with trainer(tmp_path, credit="agent_opsd", callbacks=[Look()], chat_template_kwargs=kwargs) as run:
         prompts = []
-        real = phase.score_teacher
-        monkeypatch.setattr(phase, "score_teacher", lambda *a, **k: prompts.extend(a[2]) or real(*a, **k))
+        real = providers.score_teacher
+        monkeypatch.setattr(providers, "score_teacher", lambda *a, **k: prompts.extend(a[2]) or real(*a, **k))
         metrics = run.train_step()
     assert metrics["teacher/rows"] > 0
     for prompt in [*(turn.prompt_ids for turn in seen), *prompts]:

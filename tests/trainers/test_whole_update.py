@@ -31,7 +31,7 @@ AUXILIARY = {
 
 
 def grpo_credit(rows, trajectories, run, step):
-    give_grpo_credit(rows, trajectories, penalty=run.settings.invalid_action_penalty)
+    give_grpo_credit(rows, trajectories, penalty=run.settings.credit_options.get("invalid_penalty", 0.1))
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def test_every_recipe_with_an_auxiliary_loss(tmp_path, name):
         {"delta": None},
         {"beta": 0.0},
         {"entropy_coef": 0.0},
-        {"invalid_action_penalty": 0.0},
+        {"credit_options": {"invalid_penalty": 0.0}},
         {"weight_decay": 0.0},
         {"max_grad_norm": 0.05},
         {"epsilon": 0.05, "epsilon_high": 0.5},

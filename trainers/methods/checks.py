@@ -25,8 +25,8 @@ def check_contexts(method: Method, suite: TaskSuite, tasks: Sequence[Task]) -> N
         if name in CONTEXTS or any(context_text(suite, task, name) is not None for task in tasks):
             continue
         raise ValueError(
-            f"GRPOTrainer: suite must have a context {name!r} for {method.name}, whose {who} reads it, got None for all "
-            f"{len(tasks)} tasks of {suite.name}; let the suite make one, or choose another {who}_context"
+            f"GRPOTrainer: suite must have a context {name!r} for {method.name}, whose {who} reads it, got None for "
+            f"all {len(tasks)} tasks of {suite.name}; let the suite make one, or choose another {who}_context"
         )
 
 

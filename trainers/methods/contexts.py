@@ -60,13 +60,14 @@ def teacher_texts(method: Method, batch: TurnBatch, run: Run) -> list[str | None
     if context is None:
         return [None] * len(batch.turns)
     if isinstance(context, str) and context not in CONTEXTS:
-        texts: Sequence[str | None] = [context_text(run.suite, run.tasks[t.task_id], context) for t in batch.trajectories]
+        tasks = [run.tasks[trajectory.task_id] for trajectory in batch.trajectories]
+        texts: Sequence[str | None] = [context_text(run.suite, task, context) for task in tasks]
     else:
         texts = list((CONTEXTS[context] if isinstance(context, str) else context)(batch, run))
     if len(texts) not in (len(batch.trajectories), len(batch.turns)):
         raise ValueError(
-            f"{method.name}: the teacher's context must give one text per trajectory ({len(batch.trajectories)}) or per "
-            f"turn ({len(batch.turns)}), got {len(texts)}; return None where there is none"
+            f"{method.name}: the teacher's context must give one text per trajectory ({len(batch.trajectories)}) or "
+            f"per turn ({len(batch.turns)}), got {len(texts)}; return None where there is none"
         )
     wrong = next((text for text in texts if not isinstance(text, str | None)), None)
     if wrong is not None:

@@ -29,9 +29,9 @@ class Teacher:
     """Who scores, and answers, as the teacher.
 
     Args:
-        weights: ``"current"``, the policy's; ``"stale"``, the policy's of the last refresh; ``"ema"``, which after every
-            update move to the policy's by `ema_rate`; or another model with the policy's tokenizer, by name or folder
-            or itself.
+        weights: ``"current"``, the policy's; ``"stale"``, the policy's of the last refresh; ``"ema"``, moved to the
+            policy's by `ema_rate` after every update; or another model with the policy's tokenizer, itself or by name
+            or folder.
         refresh_every: updates between refreshes of a stale teacher.
         ema_rate: 0.05 keeps 95% of the teacher.
         context: name of the text it reads beside the student's prompt: one of the suite's contexts (``"privileged"``),
@@ -49,9 +49,7 @@ class Teacher:
     def __post_init__(self) -> None:
         check_options("Teacher", vars(self), {"refresh_every": count(1), "ema_rate": number(0.0, 1.0, above=True)})
         if not (self.weights and isinstance(self.weights, str)) and not isinstance(self.weights, nn.Module):
-            raise TypeError(
-                f"Teacher: weights must be text or a model, got {self.weights!r}; write current, stale, ema, or a folder"
-            )
+            raise TypeError(f"Teacher: weights must be text or a model, got {self.weights!r}; write stale or a folder")
         if not (self.context is None or callable(self.context) or (self.context and isinstance(self.context, str))):
             raise TypeError(
                 f"Teacher: context must be a name, a function or None, got {self.context!r}; name one of the suite's"
@@ -84,8 +82,8 @@ class Method:
         teacher: who teaches; None takes what goes with the credit function, see `goes_with`.
         student_context: name of the suite's context in the training prompt, or None.
         modules: hidden size -> modules by name that are trained with the policy, reading its last hidden states.
-        prepare: ``(batch, run) -> signals`` for credit and terms, after the rollouts; may call `run`. Every process calls
-            it, also with an empty batch.
+        prepare: ``(batch, run) -> signals`` for credit and terms, after the rollouts; may call `run`. Every process
+            calls it, also with an empty batch.
         gives: names of the signals that `prepare` returns, or that stand in the credit's details and a term reads.
         settle: ``(credit, inputs, run) -> credit`` with what only all processes together can say; inputs are None on a
             process without a turn.

@@ -113,8 +113,8 @@ def plan_providers(owner: str, names: Iterable[str], given: Iterable[str] = ()) 
             near = difflib.get_close_matches(name, list_providers(), 1)
             hint = f"did you mean {near[0]!r}? else " if near else ""
             raise ValueError(
-                f"get_method: signals that {owner} reads must have a provider, got {name!r} without one; {hint}register "
-                f'one with @provides("{name}"), or let prepare return it and name it in gives'
+                f"get_method: signals that {owner} reads must have a provider, got {name!r} without one; {hint}"
+                f'register one with @provides("{name}"), or let prepare return it and name it in gives'
             )
         chosen[name] = _PROVIDERS[name]
         wanted += chosen[name].requires

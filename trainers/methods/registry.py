@@ -15,7 +15,12 @@ from ...rollout.options import check_options, number
 from .method import LAGGING, Method, Teacher
 from .providers import Provider, find_provider, keyword_defaults, plan_providers
 
-_TEACHER = {"teacher": "weights", "refresh_every": "refresh_every", "ema_rate": "ema_rate", "teacher_context": "context"}
+_TEACHER = {
+    "teacher": "weights",
+    "teacher_context": "context",
+    "refresh_every": "refresh_every",
+    "ema_rate": "ema_rate",
+}
 EVERY_METHOD = (*_TEACHER, "student_context", "invalid_penalty")
 """Options that every method has."""
 FACTS = ("turn_rewards", "valid_actions")
