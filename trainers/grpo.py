@@ -45,6 +45,7 @@ from .life import evaluation_due, finish_update, is_finished, save_on_the_way_ou
 from .loggers import MetricsLogger
 from .methods import Run, get_method
 from .methods.checks import check_contexts
+from .methods.modules import AttachedWeights, make_modules
 from .methods.tryout import try_options
 from .metrics import TrajectorySummary, rollout_metrics
 from .phase import CreditPhase
@@ -116,9 +117,8 @@ class GRPOTrainer:
         self.tokenizer = tokenizer
         self.callbacks = check_callbacks(callbacks)
         self.progress = progress
-        self.method = get_method(config.credit, **config.credit_options)
-        if teacher_model is not None:
-            self.method = self.method.with_teacher(teacher_model)
+        other = {} if teacher_model is None else {"teacher": teacher_model}
+        self.method = get_method(config.credit, **{**config.credit_options, **other})
         try_options(self.method.credit, config.num_generations)
         self.terms = objective(config, self.method.terms, self.method.policy_weight)
         self.train_tasks = list(suite.tasks("train") if train_tasks is None else train_tasks)
@@ -143,10 +143,11 @@ class GRPOTrainer:
         self.limits = MicroBatchLimits.of(config)
         self.guard = TerminationGuard(immediate=self.accelerator.num_processes == 1)
 
-        other = load_teacher(self.method, model, tokenizer)
-        self.policy = make_policy(self.accelerator, model, config, ref_model, peft_config)
+        teacher_model = load_teacher(self.method, model, tokenizer)
+        modules = make_modules(self.method, model, self.terms, config.seed)
+        self.policy = make_policy(self.accelerator, model, config, ref_model, peft_config, modules)
         self.scorer, self.optimizer, self.model = self.policy.scorer, self.policy.optimizer, self.policy.model
-        self.teacher = make_teacher(self.accelerator, self.policy, self.method, other, config)
+        self.teacher = make_teacher(self.accelerator, self.policy, self.method, teacher_model, config)
         self.parts = self._stateful_parts()
         self.description = describe_run(self)
         rehearse_save(self)
@@ -198,6 +199,8 @@ class GRPOTrainer:
         parts: dict[str, Stateful] = {f"method-{name}": part for name, part in self.method.state.items()}
         if self.teacher.snapshot is not None:
             parts["teacher"] = self.teacher.snapshot
+        if self.method.modules is not None:
+            parts["modules"] = AttachedWeights(self.scorer, self.accelerator.is_main_process)
         if isinstance(self.policy.reference, InitialWeights):
             parts["reference"] = self.policy.reference.snapshot
         return parts

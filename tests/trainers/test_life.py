@@ -222,7 +222,7 @@ def test_sigterm_in_the_evaluation_is_answered_at_once(tmp_path, undisturbed, mo
 
 def test_weights_between_two_updates_are_never_saved(tmp_path, monkeypatch, caplog):
     """An error after the first of two optimiser steps: the weights are those of no update."""
-    import turncredit.trainers.grpo as module
+    import turncredit.trainers.update as module
 
     with trainer(tmp_path, save_steps=1) as run:
         accumulate, calls = module.accumulate_gradients, []

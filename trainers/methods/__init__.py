@@ -1,6 +1,7 @@
 """Training methods: what each name trains, who makes the signals it reads, and its only door to the model."""
 
 from . import align_opsd, library
+from .contexts import register_context
 from .method import Method, Teacher
 from .providers import list_providers, provides
 from .registry import get_method, goes_with, list_methods, register_method
@@ -17,5 +18,6 @@ __all__ = [
     "list_methods",
     "list_providers",
     "provides",
+    "register_context",
     "register_method",
 ]

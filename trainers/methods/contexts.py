@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...rollout.contexts import context_text
@@ -48,6 +48,23 @@ def hindsight_contexts(trajectories: Sequence[Trajectory]) -> list[str | None]:
 
 CONTEXTS: dict[str, TextsOf] = {"hindsight": lambda batch, run: hindsight_contexts(batch.trajectories)}
 """Contexts by name that no suite has to have."""
+
+
+def register_context(name: str) -> Callable[[TextsOf], TextsOf]:
+    """Decorator that makes a function of batch and run, see `TextsOf`, a teacher's context by name.
+
+    Raises:
+        ValueError: the name is that of another function.
+    """
+
+    def decorate(texts: TextsOf) -> TextsOf:
+        old = CONTEXTS.get(name)
+        if old is not None and (old.__module__, old.__qualname__) != (texts.__module__, texts.__qualname__):
+            raise ValueError(f"register_context: name must be new, got {name!r}; choose another name")
+        CONTEXTS[name] = texts
+        return texts
+
+    return decorate
 
 
 def teacher_texts(method: Method, batch: TurnBatch, run: Run) -> list[str | None]:

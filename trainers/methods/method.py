@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -144,7 +144,3 @@ class Method:
             "options": dict(self.options),
             "terms": [repr(term) for term in self.terms],
         }
-
-    def with_teacher(self, model: PreTrainedModel) -> Method:
-        """The method under another model as its teacher."""
-        return replace(self, teacher=replace(self.teacher or Teacher(), weights=model))

@@ -177,6 +177,13 @@ def entropies(batch: TurnBatch, run: Run) -> Tensor:
     return run.own_scores(entropy=True).entropy
 
 
+@provides("values", own={"modules": ("value",)})
+def values(batch: TurnBatch, run: Run) -> Tensor:
+    """``[M]`` float32: what the attached module ``"value"`` says before the first token of every response."""
+    value = run.own_scores(modules=("value",)).outputs["value"]
+    return value.flatten(1)[:, 0] if len(value) else torch.zeros(0)
+
+
 @provides("ref_logprobs")
 def ref_logprobs(batch: TurnBatch, run: Run) -> Tensor:
     """``[M, T]`` float32: the sampled tokens under the frozen reference, nats."""

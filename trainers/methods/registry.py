@@ -80,7 +80,8 @@ def get_method(name: str, **options: Any) -> Method:
 
     Args:
         name: one of `list_methods`.
-        options: of the method's factory, its credit function, the providers it needs, and those of `EVERY_METHOD`.
+        options: of the method's factory, its credit function, the providers it needs, and those of `EVERY_METHOD`;
+            ``teacher`` may be a model itself.
 
     Raises:
         ValueError: no such method, an option out of range, or a signal that nobody provides.
@@ -104,6 +105,13 @@ def get_method(name: str, **options: Any) -> Method:
         credit = get_credit(credit.name, **{**fixed, **{k: v for k, v in values.items() if k in credit.options}})
     needs = _needs(method, credit)
     providers = plan_providers(name, needs, method.gives)
+    for provider in providers:
+        if provider.own.get("modules") and method.modules is None:
+            raise ValueError(
+                f"get_method: {name} must attach the module {provider.own['modules'][0]!r}, from which the provider of "
+                f"{provider.names[0]!r} reads, got none; give Method(modules=...), or register one's own signal with "
+                "@provides"
+            )
     known |= {key for provider in (*providers, *_spared(credit)) for key in provider.defaults}
     _refuse_unknown(name, options, known)
     shared = {**(credit.options if credit is not None else {}), **values}
@@ -187,6 +195,8 @@ def _universal(method: Method) -> dict[str, Any]:
     shown = {"student_context": method.student_context, "invalid_penalty": method.invalid_penalty}
     if method.reads_teacher or method.prepare:
         shown |= {option: getattr(teacher, field) for option, field in _TEACHER.items()}
+        if not isinstance(teacher.weights, str):
+            shown["teacher"] = type(teacher.weights).__name__
     return shown
 
 

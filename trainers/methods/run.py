@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -70,6 +71,11 @@ class Run:
     step: int = field(default=0, init=False)
     batch: TurnBatch | None = field(default=None, init=False)
     metrics: dict[str, float] = field(default_factory=dict, init=False)
+    signals: dict[str, Any] = field(default_factory=dict, init=False)
+    student_logprobs: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)
+    _own: tuple[bool, tuple[str, ...], ResponseScores] | None = field(default=None, init=False)
+    _texts: list[str | None] | None = field(default=None, init=False)
+    _prompts: list[tuple[int, ...]] | None = field(default=None, init=False)
 
     # ---- facts
 
@@ -121,7 +127,13 @@ class Run:
             yield self.scorer
 
     def score(
-        self, prompts: Sequence[Ids], responses: Sequence[Ids], *, weights: str = "policy", entropy: bool = False
+        self,
+        prompts: Sequence[Ids],
+        responses: Sequence[Ids],
+        *,
+        weights: str = "policy",
+        entropy: bool = False,
+        modules: Sequence[str] = (),
     ) -> ResponseScores:
         """Log-probs of responses under prompts at the sampling temperature; see `score_responses`.
 
@@ -129,6 +141,7 @@ class Run:
             prompts, responses: as many of one as of the other; a process may have none.
             weights: whose, see `weights`.
             entropy: also of every scored position.
+            modules: attached modules whose outputs are wanted at every scored position.
         """
         with self.weights(weights) as scorer:
             return score_responses(
@@ -139,6 +152,7 @@ class Run:
                 temperature=self.config.sampling.temperature or 1.0,
                 max_tokens=self.config.micro_batch_tokens,
                 entropy=entropy,
+                modules=modules,
                 agree=functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
             )
 
@@ -189,8 +203,7 @@ class Run:
         """Forget the update before."""
         self.batch, self.step, self.metrics, self.signals = batch, step, {}, {}
         self.student_logprobs = batch.sampled_logprobs
-        for name in ("_own", "_texts", "_prompts"):
-            self.__dict__.pop(name, None)
+        self._own = self._texts = self._prompts = None
 
     def log(self, name: str, value: float, reduce: str = "mean", count: float = 1) -> None:
         """Add a metric of this update; one without a slash in its name stands under ``method/``.
@@ -242,26 +255,27 @@ class Run:
                 check_signal(owner, name, value, self.batch)
         self.signals |= made
 
-    def own_scores(self, *, entropy: bool = False) -> ResponseScores:
+    def own_scores(self, *, entropy: bool = False, modules: Sequence[str] = ()) -> ResponseScores:
         """Scores of the sampled tokens under the student's own prompts; one pass, with all that providers announced."""
-        asked = {"entropy": entropy}
-        for provider in self.method.providers:
-            asked |= provider.own
-        if asked != self.__dict__.get("_asked") or "_own" not in self.__dict__:
+        announced = [provider.own for provider in self.method.providers]
+        entropy = entropy or any(own.get("entropy", False) for own in announced)
+        names = tuple(sorted({*modules, *(name for own in announced for name in own.get("modules", ()))}))
+        if self._own is None or self._own[:2] != (entropy, names):
             assert self.batch is not None
-            self._asked, self._own = asked, self.score(self.batch.prompts, self.batch.responses, **asked)
-        return self._own
+            scores = self.score(self.batch.prompts, self.batch.responses, entropy=entropy, modules=names)
+            self._own = entropy, names, scores
+        return self._own[2]
 
     def teacher_texts(self) -> list[str | None]:
         """What the teacher reads beside the student's prompt, one text or None per row."""
-        if "_texts" not in self.__dict__:
+        if self._texts is None:
             assert self.batch is not None
             self._texts = teacher_texts(self.method, self.batch, self)
         return self._texts
 
     def teacher_prompts(self) -> list[tuple[int, ...]]:
         """The teacher's prompt ids, one per row."""
-        if "_prompts" not in self.__dict__:
+        if self._prompts is None:
             self._prompts = teacher_prompts(*self._rendering())
         return self._prompts
 

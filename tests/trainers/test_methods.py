@@ -1,0 +1,235 @@
+"""Methods by name: options are checked before anything is played, and no name is known outside `trainers/methods`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny import tiny_model, tiny_tokenizer
+from helpers.toy import ToySuite
+from helpers.update_cases import SUITE, Angles, config, play
+
+from turncredit.credit import Credit, grpo, register_credit, registry
+from turncredit.trainers import GRPOTrainer, Method, Teacher, get_method, list_methods, provides, register_method
+from turncredit.trainers.batch import make_batch, usable
+from turncredit.trainers.methods import contexts, list_providers, providers
+from turncredit.trainers.methods import registry as methods
+
+TASKS = SUITE.tasks("train")[:4]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setattr(providers, "_PROVIDERS", dict(providers._PROVIDERS))
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
+    monkeypatch.setattr(contexts, "CONTEXTS", dict(contexts.CONTEXTS))
+
+
+def trainer(folder, suite=SUITE, **changes):
+    return GRPOTrainer(tiny_model(), tiny_tokenizer(), suite, config(folder, **changes), encoder=Angles())
+
+
+def test_every_name_resolves_with_all_its_options():
+    for name in list_methods():
+        method = get_method(name)
+        assert method.name == name
+        assert {"student_context", "invalid_penalty"} <= set(method.options)
+        assert set(methods.EVERY_METHOD) <= set(method.options) or not method.reads_teacher
+    assert get_method("align_opsd_alfworld_3b").options["action_filter"] is True
+    assert get_method("align_opsd_alfworld_7b").options["action_filter"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "meant"),
+    [
+        ("sdar", "coeff", "coef"),
+        ("agent_opsd", "gama", "gamma"),
+        ("align_opsd", "encodr", "encoder"),
+        ("grpo", "invalid_penalti", "invalid_penalty"),
+        ("step_opsd", "refresh", "refresh_every"),
+    ],
+)
+def test_an_unknown_option_of_factory_credit_provider_or_any_method_is_named(name, option, meant):
+    with pytest.raises(TypeError, match=rf"options of {name} must be among .*, got '{option}'; did you mean '{meant}'"):
+        get_method(name, **{option: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("agent_opsdd", {}, r"name must be one of .*, got 'agent_opsdd'; did you mean 'agent_opsd'"),
+        ("sdar", {"coef": -1.0}, "coef must be a number of at least 0, got -1.0"),
+        ("align_opsd", {"encoder": ""}, "encoder must be text"),
+        ("align_opsd", {"action_filter": 1}, "action_filter must be True or False"),
+        ("align_opsd", {"teacher_max_completion_length": 0}, "teacher_max_completion_length must be a whole number"),
+        ("grpo", {"invalid_penalty": "0.1"}, "invalid_penalty must be a number"),
+        ("agent_opsd", {"teacher": "stael"}, r"teacher must be one of .*, got 'stael'; did you mean 'stale'"),
+        ("agent_opsd", {"teacher_context": 3}, "context must be a name, a function or None, got 3"),
+        ("agent_opsd", {"student_context": 3}, "student_context must be a name or None, got 3"),
+        ("grpo", {"teacher": "ema"}, "teacher must be left out for grpo, got 'ema': it reads no teacher"),
+    ],
+)
+def test_a_bad_value_is_named_before_anything_is_played(name, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        get_method(name, **options)
+
+
+def test_a_signal_that_nobody_provides_is_refused_early():
+    @register_credit("by_value", requires=("values",))
+    def by_value(inputs):
+        return grpo(inputs)
+
+    with pytest.raises(ValueError, match=r"by_value must attach the module 'value'.*Method\(modules=...\)"):
+        get_method("by_value")
+
+    providers._PROVIDERS.pop("anchor_ids")
+    with pytest.raises(
+        ValueError, match=r"signals that gigpo reads must have a provider, got 'anchor_ids' without one"
+    ):
+        get_method("gigpo")
+
+
+def test_what_is_built_on_a_credit_function_has_what_goes_with_it():
+    @register_method("my_steps")
+    def my_steps(*, lam: float = 0.3) -> Method:
+        return Method("step_opsd", options={"lam": lam})
+
+    register_credit("steps_2", requires=("span_mask", "teacher_logprobs"))(lambda inputs: grpo(inputs))
+    for name in ("step_opsd", "my_steps"):
+        assert get_method(name).teacher == Teacher("stale", refresh_every=10, context="hindsight"), name
+    assert get_method("my_steps", lam=0.1).credit.options["lam"] == 0.1
+    assert get_method("my_steps").credit.options["lam"] == 0.3
+    assert get_method("my_steps", teacher_context="privileged").teacher.context == "privileged"
+    assert get_method("steps_2").teacher == Teacher()
+
+
+def test_names_belong_to_one_function():
+    def factory() -> Method:
+        return Method("grpo")
+
+    register_method("mine")(factory)
+    register_method("mine")(factory)
+    with pytest.raises(ValueError, match=r"register_method: name must be new, got 'mine'"):
+        register_method("mine")(lambda: Method("grpo"))
+    with pytest.raises(TypeError, match="by keyword with a default"):
+        register_method("other")(lambda coef: Method("grpo"))
+    with pytest.raises(ValueError, match=r"provides: name must be new, got 'anchor_ids'"):
+        provides("anchor_ids")(lambda batch, run: None)
+    register_method("no_method")(lambda: "grpo")
+    with pytest.raises(TypeError, match="no_method must return a Method, got str"):
+        get_method("no_method")
+    assert {"correspondence", "teacher_logprobs", "values", "entropies"} <= set(list_providers())
+
+
+class NoHint(ToySuite):
+    def privileged_context(self, task):
+        return None
+
+
+@pytest.mark.parametrize(("name", "who"), [("agent_opsd", "teacher"), ("sdar", "teacher"), ("skill_grpo", "student")])
+def test_a_suite_without_the_context_is_no_silent_grpo(tmp_path, name, who):
+    message = (
+        rf"suite must have a context 'privileged' for {name}, whose {who} reads it, got None for all 8 tasks of toy"
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, NoHint(num_tasks=8), credit=name)
+    trainer(tmp_path, NoHint(num_tasks=8), credit="step_opsd").close()  # hindsight is made of siblings
+
+
+class Named(ToySuite):
+    def contexts(self, task):
+        return {"skills": "step one two", "hint": self.privileged_context(task)}
+
+
+def test_the_student_reads_the_skills_and_the_teacher_the_hint(tmp_path):
+    options = {"student_context": "skills", "teacher_context": "hint"}
+    suite = Named(num_tasks=8, lenient=True)
+    with trainer(tmp_path, suite, credit="agent_opsd", credit_options=options, num_iterations=1) as run:
+        run.train_step()
+        student = [run.tokenizer.decode(prompt) for prompt in run.run.batch.prompts]
+        teacher = [run.tokenizer.decode(prompt) for prompt in run.run.teacher_prompts()]
+    assert all("step one two" in text and "hint" not in text for text in student)
+    assert all("hint say" in text and "step one two" not in text for text in teacher)
+    with pytest.raises(ValueError, match=r"must be a context of the suite 'toy'.*got 'skils'; did you mean 'skills'"):
+        trainer(tmp_path, suite, credit="agent_opsd", credit_options={"teacher_context": "skils"})
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (torch.zeros(3), r"mine: provider of mood must give 'mood' as \[M\] = \[31\] or \[M, T\]"),
+        (torch.full((31,), torch.nan), "mine: provider of mood must give 'mood' as finite numbers"),
+    ],
+)
+def test_what_a_provider_returns_is_checked_where_it_returns(tmp_path, made, message):
+    from turncredit.trainers import LossTerm
+
+    provides("mood")(lambda batch, run: made)
+    term = LossTerm("mood", reads=("mood",), function=lambda batch: batch.signals["mood"] * batch.logprobs)
+    register_method("mine")(lambda: Method("grpo", (term,)))
+    batch = make_batch(usable(play(tiny_model(), TASKS, 0)))
+    with trainer(tmp_path, credit="mine") as run, pytest.raises(ValueError, match=message):
+        run.phase(batch, 0)
+
+
+def test_what_prepare_returns_is_checked_against_what_it_announced(tmp_path):
+    register_method("mine")(lambda: Method("grpo", prepare=lambda batch, run: {"a": 1}, gives=("b",)))
+    batch = make_batch(usable(play(tiny_model(), TASKS, 0)))
+    with (
+        trainer(tmp_path, credit="mine") as run,
+        pytest.raises(TypeError, match=r"mine: prepare must return a mapping of \['b'\], got \['a'\]"),
+    ):
+        run.phase(batch, 0)
+
+
+def test_a_method_of_ones_own_with_an_option_called_like_the_penalty_gets_the_residual(tmp_path):
+    @register_credit("with_option")
+    def with_option(inputs, *, invalid_penalty: float = 7.0) -> Credit:
+        return grpo(inputs)
+
+    batch = make_batch(usable(play(tiny_model(), TASKS, 0)))
+    rows = []
+    for name in ("with_option", "grpo"):
+        with trainer(tmp_path / name, credit=name) as run:
+            rows.append(run.phase(batch, 0))
+    assert torch.equal(rows[0].rows.advantages, rows[1].rows.advantages)
+    assert rows[0].metrics["credit/invalid_residual_max_abs"] > 0
+
+
+def test_rows_hold_the_teachers_own_scores_and_scores_are_rectified_once(tmp_path, monkeypatch):
+    import turncredit.credit.align_opsd as align
+
+    calls, real = [], align.rectify
+    monkeypatch.setattr(align, "rectify", lambda *args, **options: calls.append(1) or real(*args, **options))
+    batch = make_batch(usable(play(tiny_model(), TASKS, 0)))
+    with trainer(tmp_path, credit="align_distill") as run:
+        result = run.phase(batch, 0)
+    assert len(calls) == 1
+    assert sorted(result.rows.signals) == ["rectified_logprobs", "ref_logprobs"]
+    with trainer(tmp_path / "b", credit="align_opsd_alfworld_3b") as run:
+        result = run.phase(batch, 0)
+    assert torch.equal(result.rows.signals["teacher_logprobs"], result.inputs.teacher_logprobs)
+
+
+@pytest.mark.parametrize("name", ["last_turns", "rare_turns", "likely", "next_turn", "critic", "hint_gain"])
+def test_the_documented_methods_train_by_name(tmp_path, name):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "adding_a_method.md").read_text()
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL)):
+        exec(compile(block, f"block {number}", "exec"), {"__name__": f"adding_a_method_{number}"})
+    with trainer(tmp_path, ToySuite(num_tasks=8, lenient=True), credit=name, warmup_steps=0) as run:
+        metrics = run.train_step()
+    assert metrics["train/optimizer_steps"] == 4
+
+
+def test_no_name_of_a_method_or_signal_decides_anything_outside_the_methods_room():
+    folder = Path(methods.__file__).parents[1]
+    names = "|".join(map(re.escape, [*list_methods(), *list_providers(), "hindsight", "privileged"]))
+    branch = re.compile(
+        rf"""(==|!=|\bin\b|\bcase\b)\s*[\[({{]?\s*["']({names})["']|["']({names})["']\s*(==|!=|\bin\b)"""
+    )
+    for file in folder.glob("*.py"):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            assert not branch.search(line), f"{file.name}:{number}: {line.strip()}"
