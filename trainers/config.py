@@ -43,8 +43,8 @@ class GRPOConfig:
         delta: dual clip for negative advantages; None turns it off.
         beta: coefficient of the KL (k3) to the initial policy; 0 keeps no reference model.
         entropy_coef: coefficient of the entropy bonus.
-        loss_type: ``seq-mean-token-mean``, ``token-mean`` or ``seq-mean-token-sum-norm``, or what TRL calls them: ``grpo``,
-            ``dapo`` or ``dr_grpo`` (docs/objective.md).
+        loss_type: ``seq-mean-token-mean``, ``token-mean`` or ``seq-mean-token-sum-norm``, or what TRL calls them:
+            ``grpo``, ``dapo`` or ``dr_grpo`` (docs/objective.md).
         invalid_action_penalty: taken off the reward of an invalid turn, as a residual after credit; 0 turns it off.
         learning_rate, weight_decay, warmup_steps, lr_scheduler_type: AdamW and ``constant``, ``linear`` or ``cosine``.
         max_grad_norm: gradient clipping.
