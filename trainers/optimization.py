@@ -290,7 +290,7 @@ def apply_gradients(
         The gradient norm before clipping, over all processes.
     """
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
     if zero_stage(accelerator):
         scorer.step()
         return float(scorer.get_global_grad_norm())
