@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -77,8 +77,13 @@ class PolicyScorer(nn.Module):
     states are computed once; logits only at response positions, `chunk_tokens` at a time, by the model's own head
     (`HeadSplit`), their log-probs in float32, and recomputed in the backward pass instead of being kept.
 
+    Modules can be attached to it, such as a value head: each reads hidden states ``[n, H]``, the decoder's before each
+    scored token, whose logits are made from them, and answers ``[n, ...]``. Their weights are the scorer's
+    (``attached.NAME...``): trained, reduced and sharded with the policy's. Their gradients reach the policy.
+
     Args:
         model: a Hugging Face causal language model (or a peft model around one).
+        modules: to attach, by name.
         chunk_tokens: response tokens whose logits exist at once.
 
     Raises:
@@ -112,7 +117,8 @@ class PolicyScorer(nn.Module):
         temperature: float = 1.0,
         entropy: bool = False,
         min_chunks: int = 0,
-    ) -> tuple[Tensor, Tensor | None]:
+        modules: Sequence[str] = (),
+    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """Score ``targets`` at ``positions`` (see `PackedRows`).
 
         Args:
@@ -121,12 +127,18 @@ class PolicyScorer(nn.Module):
             entropy: also return the entropy of every scored position.
             min_chunks: visit the output embedding at least this often: where its weight is sharded (ZeRO-3) every visit
                 is a collective call, and processes with fewer tokens must not be short of one.
+            modules: attached modules whose outputs are wanted.
 
         Returns:
-            ``logprobs [n]`` float32 of ``softmax(logits / temperature)``, in nats, and ``entropy [n]`` (or None).
+            ``logprobs [n]`` float32 of ``softmax(logits / temperature)``, in nats, and ``entropy [n]`` (or None); with
+            `modules` also their outputs by name, ``[n, ...]`` float32.
+
+        Raises:
+            ValueError: a module that is not attached, or whose output is not ``[n, ...]``.
         """
         hidden = self._split.hidden(self.model, input_ids)
         hidden, tokens = hidden.flatten(0, 1)[positions], input_ids.flatten()[positions]
+        outputs = {name: self._output(name, hidden) for name in modules}
         logprobs, entropies = [], []
         chunks = max(self.chunks_for(len(targets)), min_chunks)
         for number in range(chunks):
@@ -141,7 +153,25 @@ class PolicyScorer(nn.Module):
                 score, ent = self._score_chunk(*arguments)
             logprobs.append(score[:0] if spare else score)
             entropies.append(ent[:0] if spare and ent is not None else ent)
-        return torch.cat(logprobs), torch.cat(entropies) if entropy else None
+        scores = torch.cat(logprobs), torch.cat(entropies) if entropy else None
+        return (*scores, outputs) if modules else scores
+
+    def _output(self, name: str, hidden: Tensor) -> Tensor:
+        if name not in self.attached:
+            raise ValueError(
+                f"PolicyScorer: modules must be among the attached ones, {list(self.attached)}, got {name!r}; attach "
+                "it or correct the name"
+            )
+        module = self.attached[name]
+        kind = next((parameter.dtype for parameter in module.parameters()), hidden.dtype)
+        output = module(hidden.to(kind))
+        if not isinstance(output, Tensor) or output.shape[:1] != hidden.shape[:1]:
+            got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ValueError(
+                f"PolicyScorer: the module {name!r} must answer a tensor [n, ...] for hidden states [n, H] = "
+                f"{list(hidden.shape)}, got {got}; give one output per position"
+            )
+        return output.float()
 
     def _score_chunk(
         self, hidden: Tensor, tokens: Tensor, targets: Tensor, temperature: float, entropy: bool
@@ -165,11 +195,13 @@ class ResponseScores:
         logprobs: ``[M, T]`` float32 on the CPU, nats; 0 outside ``mask``.
         mask: ``[M, T]`` bool, True where a response token stands.
         entropy: ``[M, T]`` float32, nats, or None.
+        outputs: of the attached modules that were asked for, by name: ``[M, T, ...]`` float32, 0 outside ``mask``.
     """
 
     logprobs: Tensor
     mask: Tensor
     entropy: Tensor | None = None
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -182,6 +214,7 @@ def score_responses(
     temperature: float = 1.0,
     max_tokens: int = 16384,
     entropy: bool = False,
+    modules: Sequence[str] = (),
     agree: Agree | None = None,
 ) -> ResponseScores:
     """Log-probs of M responses, each under its own prompt, in length-bucketed micro-batches.
@@ -194,6 +227,7 @@ def score_responses(
         temperature: the sampling temperature (log-probs follow it); 0 is scored at 1.
         max_tokens: rows x longest row in one forward pass.
         entropy: also return the entropy at every response position.
+        modules: attached modules whose outputs at every response position are returned too.
         agree: takes counts and returns their largest over all processes; given where every forward pass is a collective
             call (ZeRO-3), so that all processes run equally many. Every process must then call this function.
 
@@ -214,6 +248,8 @@ def score_responses(
     mask = torch.arange(width)[None] < torch.tensor([len(r) for r in responses], dtype=torch.long)[:, None]
     logprobs = torch.zeros(len(responses), width)
     entropies = torch.zeros(len(responses), width) if entropy else None
+    outputs: dict[str, Tensor] = {name: torch.zeros(len(responses), width) for name in modules}
+    wanted = (tuple(modules),) if modules else ()
     plan = plan_micro_batches([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], max_tokens)
     batches, chunks = len(plan), 0
     if agree is not None:
@@ -224,15 +260,21 @@ def score_responses(
     try:
         for rows in plan:
             packed = pack_rows([prompts[i] for i in rows], [responses[i] for i in rows], pad_token_id, device)
-            score, ent = scorer(packed.input_ids, packed.positions, packed.targets, temperature, entropy, chunks)
+            scores = scorer(packed.input_ids, packed.positions, packed.targets, temperature, entropy, chunks, *wanted)
+            score, ent, *found = scores
             index = torch.tensor(rows)
             inside = mask[index]
             logprobs[index] = logprobs[index].masked_scatter(inside, score.float().cpu())
             if entropies is not None and ent is not None:
                 entropies[index] = entropies[index].masked_scatter(inside, ent.float().cpu())
+            for name, values in (found[0] if found else {}).items():
+                if outputs[name].shape[2:] != values.shape[1:]:
+                    outputs[name] = torch.zeros(len(responses), width, *values.shape[1:])
+                row, column = inside.nonzero().unbind(1)
+                outputs[name][index[row], column] = values.cpu()
         for _ in range(len(plan), batches):
             packed = pack_rows([[0]], [[0]], pad_token_id, device)
-            scorer(packed.input_ids, packed.positions, packed.targets, temperature, False, chunks)
+            scorer(packed.input_ids, packed.positions, packed.targets, temperature, False, chunks, *wanted)
     finally:
         module.train(was_training)
-    return ResponseScores(logprobs, mask, entropies)
+    return ResponseScores(logprobs, mask, entropies, outputs)

@@ -34,13 +34,13 @@ class _Weights:
 
     Args:
         rows: ``[M]`` float32 each.
-        denominators: float64 on the device, over all processes, one each.
-        tokens: active tokens of all processes, float64 on the device.
+        denominators: over all processes, one each.
+        tokens: active tokens of all processes.
     """
 
     rows: Mapping[tuple[str, str], Tensor]
-    denominators: Mapping[tuple[str, str], Tensor]
-    tokens: Tensor
+    denominators: Mapping[tuple[str, str], float]
+    tokens: float
 
 
 def _weights(accelerator: Any, rows: TrainRows, terms: Sequence[LossTerm], config: GRPOConfig) -> _Weights:
@@ -58,9 +58,9 @@ def _weights(accelerator: Any, rows: TrainRows, terms: Sequence[LossTerm], confi
     ]
     tokens = (rows.response_mask.sum(1) * rows.active).sum()
     local = torch.stack([*(denominator for _, denominator in found), tokens.float()]).double().to(accelerator.device)
-    *denominators, tokens = accelerator.reduce(local, "sum").unbind()
+    *denominators, total = accelerator.reduce(local, "sum").tolist()
     by_row = {key: weights for key, (weights, _) in zip(keys, found, strict=True)}
-    return _Weights(by_row, dict(zip(keys, denominators, strict=True)), tokens)
+    return _Weights(by_row, dict(zip(keys, denominators, strict=True)), total)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Scored:
 
     def nothing(self) -> Tensor:
         """0, with a gradient of 0 for everything that the forward pass took part in."""
-        return sum((value.sum() * 0.0 for value in self.outputs.values()), self.logprobs.sum() * 0.0)
+        return sum((value[:0].sum() for value in self.outputs.values()), self.logprobs[:0].sum())
 
 
 def _losses(
@@ -198,7 +198,7 @@ def _accumulate(
     terms: Sequence[LossTerm],
 ) -> dict[str, float] | None:
     weights = _weights(accelerator, rows, terms, config)
-    if not any(map(float, weights.denominators.values())):
+    if not any(weights.denominators.values()):
         return None
     tokens_of = [sum(len(rows.responses[i]) for i in index) for index in plan]
     module = accelerator.unwrap_model(scorer)
@@ -207,7 +207,7 @@ def _accumulate(
     careful = accelerator.num_processes > 1 and not zero_stage(accelerator)
     batches += careful
     processes = accelerator.num_processes
-    scale = {key: (processes / value.clamp(min=1)).float() for key, value in weights.denominators.items()}
+    scale = {key: processes / max(value, 1.0) for key, value in weights.denominators.items()}
     needs_entropy, attached = any(term.needs_entropy for term in terms), tuple(module.attached)
     totals: dict[str, Tensor] = {}
     scorer.train()
@@ -257,13 +257,12 @@ def _reduce_metrics(
     names = sorted({name for known in gather_object([list(totals)]) for name in known})
     zero = torch.zeros((), device=accelerator.device)
     summed = accelerator.reduce(torch.stack([totals.get(name, zero).double() for name in names]), "sum").tolist()
-    denominators = {f"{term.name}_loss": float(weights.denominators[term.over(loss_type)]) for term in terms}
-    tokens = float(weights.tokens)
+    denominators = {f"{term.name}_loss": weights.denominators[term.over(loss_type)] for term in terms}
     divisors = {"loss": 1.0, **denominators}
-    metrics = {n: value / max(divisors.get(n, tokens), 1.0) for n, value in zip(names, summed, strict=True)}
+    metrics = {n: value / max(divisors.get(n, weights.tokens), 1.0) for n, value in zip(names, summed, strict=True)}
     if any(term.auxiliary for term in terms):
         metrics["auxiliary_loss"] = math.fsum(metrics[f"{term.name}_loss"] for term in terms if term.auxiliary)
-    metrics["num_tokens"] = tokens
+    metrics["num_tokens"] = weights.tokens
     return metrics | {name.replace("_loss", "_denominator"): value for name, value in denominators.items()}
 
 
@@ -291,7 +290,7 @@ def apply_gradients(
         The gradient norm before clipping, over all processes.
     """
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
     if zero_stage(accelerator):
         scorer.step()
         return float(scorer.get_global_grad_norm())

@@ -42,7 +42,8 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
     """Put back what `collect_optimizer` returned; call after the model's own weights were loaded.
 
     Raises:
-        ValueError: the checkpoint was written without ZeRO and the run uses it, or the other way round.
+        ValueError: the checkpoint was written without ZeRO and the run uses it, or the other way round, or with other
+            trainable weights.
     """
     stage = zero_stage(accelerator)
     if bool(stage) != ("zero" in saved):
@@ -51,6 +52,11 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
             f"in the checkpoint, got ZeRO stage {stage}; load its model folder to start anew from the weights"
         )
     if not stage:
+        here, there = (
+            [len(g["params"]) for g in groups] for groups in (optimizer.param_groups, saved["adamw"]["param_groups"])
+        )
+        if here != there:
+            raise _other_weights(f"groups of {here} for {there}")
         own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(saved["adamw"])
         for group, options in zip(
@@ -60,6 +66,8 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
         return
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
+    if other := sorted({name for name, _ in _trainable(scorer)} ^ saved["zero"].keys()):
+        raise _other_weights(f"others, such as {other[0]}")
     _make_state(scorer.optimizer)
     for name, parameter in _trainable(scorer):
         values = {key: value.to(accelerator.device) for key, value in saved["zero"][name].items()}
@@ -72,6 +80,13 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
     for state in _base(scorer).state.values():
         if "step" in state:
             state["step"] = torch.as_tensor(saved["step"], dtype=torch.float32)
+
+
+def _other_weights(got: str) -> ValueError:
+    return ValueError(
+        f"GRPOTrainer.resume: trainable weights must be those of the checkpoint, got {got}; train the same weights and "
+        "attach the same modules"
+    )
 
 
 def _make_state(optimizer: Any) -> None:

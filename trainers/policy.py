@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from ..rollout._preflight import HALF_PRECISION, NOTHING_TRAINABLE
 from ..rollout.determinism import make_deterministic
 from ..rollout.scoring import PolicyScorer
+from .attached import lr_scale, trainable
 from .config import GRPOConfig
 from .distributed import (
     configure_deepspeed,
@@ -50,7 +52,14 @@ class Policy:
     given: bool = False
 
 
-def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any, peft_config: Any) -> Policy:
+def make_policy(
+    accelerator: Any,
+    model: Any,
+    config: GRPOConfig,
+    ref_model: Any,
+    peft_config: Any,
+    modules: Mapping[str, nn.Module] | None = None,
+) -> Policy:
     """Prepare model, optimiser and reference for however many processes there are.
 
     The reference of a policy with an adapter takes no second model: it is the policy with its adapter off where that
@@ -62,11 +71,13 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
         config: beta, learning rate, clipping.
         ref_model: the reference of the KL term instead of the policy as it is now.
         peft_config: a peft configuration: an adapter is put on the model.
+        modules: to attach to the policy and to train with it, by name (see `PolicyScorer`). One with an attribute
+            ``lr_scale`` learns at so many times the run's learning rate.
 
     Raises:
         ValueError: an accelerator that this trainer cannot drive, adapters or weights that would not be trained as
-            they should (`check_adapters`, `make_precise`), a reference that shares weights with the model, or one that
-            would have to be copied from weights that are sharded already.
+            they should (`check_adapters`, `make_precise`), a ``lr_scale`` that is not above 0, a reference that shares
+            weights with the model, or one that would have to be copied from weights that are sharded already.
     """
     check_accelerator(accelerator)
     check_adapters(model, peft_config)
@@ -92,12 +103,14 @@ def make_policy(accelerator: Any, model: Any, config: GRPOConfig, ref_model: Any
             )
         frozen = copy.deepcopy(model) if ref_model is None else ref_model
         match_dtypes(frozen, model)
-    bare = PolicyScorer(model)
-    optimizer = torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
-        lr=config.learning_rate,
-        weight_decay=config.weight_decay,
-    )
+    bare = PolicyScorer(model, modules)
+    groups: list[dict[str, Any]] = [{"params": trainable(model)}]
+    for name, module in bare.attached.items():
+        make_deterministic(module)
+        if weights := trainable(module):
+            make_precise(accelerator, module)
+            groups.append({"params": weights, "lr_scale": lr_scale(name, module)})
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, weight_decay=config.weight_decay)
     scorer: Any
     scorer, optimizer = accelerator.prepare(bare, optimizer)
     scorer = without_buffer_broadcasts(scorer)
