@@ -33,7 +33,7 @@ def make_credit(config: GRPOConfig, recipe: Recipe) -> CreditMethod:
     """
     options = {**recipe.credit_options, **config.credit_options}
     method = get_credit(recipe.credit, **options)
-    if "invalid_penalty" in method.options and "invalid_penalty" not in options:
+    if method.adds_residual and "invalid_penalty" not in options:
         options["invalid_penalty"] = config.invalid_action_penalty
     method = get_credit(recipe.credit, **options)
     try_options(method, config.num_generations)

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..credit import Credit, CreditInputs, CreditMethod, Mean, Total, get_credit
-from ..credit.correspondence import Correspondence
+from ..credit import Credit, CreditInputs, CreditMethod, Mean, get_credit
+from ..credit.align import Correspondence, boundary_divergences, boundary_threshold, rectify
 from ..credit.invalid_action import invalid_action_residual, residual_metrics
-from ..credit.profiles import boundary_divergences, boundary_threshold
-from ..credit.rectification import rectify
+from ..credit.metrics import Total
 from ..envs import ParsedResponse, Task, TaskSuite
 from ..rollout.collector import RolloutCollector
 from ..rollout.limits import model_positions
@@ -255,7 +254,7 @@ class CreditPhase:
 
     def _penalised(self, advantages: Tensor, batch: TurnBatch, metrics: dict[str, float]) -> Tensor:
         """Add the invalid-action residual in the units of the method's advantages, unless it adds its own."""
-        if not self.config.invalid_action_penalty or "invalid_penalty" in self.credit.options:
+        if not self.config.invalid_action_penalty or self.credit.adds_residual:
             return advantages
         residual = invalid_action_residual(
             torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..credit import list_credits
-from ..credit.align_opsd import ALIGN_PROFILES
+from ..credit.align import ALIGN_PROFILES
 from ..rollout.options import check_options, count, number
 from .optimization import AuxiliaryLoss
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..credit.correspondence import Correspondence, build_correspondence
-from ..credit.sources import Sources, action_similarity, select_sources
+from ..credit.align import Correspondence, Sources, action_similarity, build_correspondence, select_sources
 from ..envs import ParsedResponse
 from ..rollout.prompts import opened_block, render_prompt, with_privileged_context
 from ..rollout.scoring import score_responses
