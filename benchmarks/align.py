@@ -16,15 +16,17 @@ from typing import Any
 
 import torch
 
-from turncredit.credit._masks import count_true
-from turncredit.credit.align_opsd import align_opsd
-from turncredit.credit.allocation import allocate
-from turncredit.credit.correspondence import build_correspondence
+from turncredit.credit.align import (
+    align_opsd,
+    allocate,
+    boundary_threshold,
+    build_correspondence,
+    profile_divergence,
+    segment_spans,
+    select_sources,
+)
 from turncredit.credit.inputs import CreditInputs
-from turncredit.credit.profiles import boundary_threshold, profile_divergence
 from turncredit.credit.registry import get_credit
-from turncredit.credit.sources import select_sources
-from turncredit.credit.spans import segment_spans
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -85,7 +87,7 @@ def measure(inputs: CreditInputs, rounds: int = 5) -> dict[str, float]:
     scores = gap.sum(-1) / counts
 
     def fast_tokens() -> torch.Tensor:
-        sizes = count_true(inputs.response_mask)
+        sizes = inputs.token_counts
         means = gap.sum(-1) / sizes
         spans = segment_spans(found.values, found.defined, ids, turns, threshold=theta)
         return allocate(means, sizes, spans, ids).weights

@@ -15,9 +15,7 @@ from pathlib import Path
 
 import torch
 
-from turncredit.credit.correspondence import Correspondence, build_correspondence
-from turncredit.credit.profiles import profile_divergence
-from turncredit.credit.sources import select_sources
+from turncredit.credit.align import Correspondence, build_correspondence, profile_divergence, select_sources
 
 MIB = 2**20
 

@@ -28,7 +28,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is 
 
 import torch
 
-from turncredit.credit import Correspondence, CreditInputs, Sources, TaskBlock, get_credit, list_credits
+from turncredit.credit import CreditInputs, get_credit, list_credits
+from turncredit.credit.align import Correspondence, Sources, TaskBlock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

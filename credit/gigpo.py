@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._checks import check_choice, check_range
-from ._gaps import mean_factor, spread
-from ._segments import decayed_sums, wide
+from .checks import check_choice, check_range
 from .groups import group_metrics, group_relative_advantages
 from .inputs import Credit, CreditInputs
 from .metrics import Mean
 from .registry import register_credit
+from .segments import decayed_sums, wide
+from .tokens import mean_factor, spread
 
 
 @register_credit("gigpo", requires=("anchor_ids",), presets={"gigpo_std": {"normalization": "mean_std"}})
@@ -68,7 +68,7 @@ def gigpo(
         **group_metrics(inputs, episode),
     }
     details = {"step_returns": returns.to(inputs.dtype), "step_advantages": steps}
-    return Credit(spread(turns, inputs), mean_factor(turns, rows), metrics, details)
+    return Credit(spread(turns, inputs.response_mask), mean_factor(turns, rows), metrics, details)
 
 
 def step_returns(inputs: CreditInputs, *, discount: float = 0.95) -> Tensor:

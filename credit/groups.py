@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._checks import check_choice as check_choice
-from ._checks import check_range as check_range
-from ._segments import sample_std, segment_extremes, segment_mean, segment_sum, wide
+from .checks import check_choice, check_range
 from .inputs import CreditInputs
 from .metrics import Mean
+from .segments import sample_std, segment_extremes, segment_mean, segment_sum, wide
 
 _SCOPES = ("trajectory", "turn")
 _ROUNDING = 1e-6

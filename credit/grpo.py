@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ._gaps import spread
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
 from .registry import register_credit
+from .tokens import spread
 
 
 @register_credit("grpo", presets={"dr_grpo": {"scale_rewards": False}})
@@ -34,7 +34,7 @@ def grpo(
     )
     rows = advantages[inputs.trajectory_ids]
     return Credit(
-        advantages=spread(rows, inputs),
+        advantages=spread(rows, inputs.response_mask),
         turn_weights=torch.ones_like(rows),
         metrics=group_metrics(inputs, advantages),
     )

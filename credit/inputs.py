@@ -5,19 +5,20 @@ Axes: N trajectories, M turns (rows, in any order), T response tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ._gaps import masked_sums
-from ._masks import count_true
-from ._validation import validate_inputs
+from .checks import check_batch, suggest
+from .signals import get_signal, list_signals
+from .tokens import count_true, token_sums
 
 if TYPE_CHECKING:
-    from .correspondence import Correspondence
+    from .align import Correspondence
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class CreditInputs:
         anchor_ids: ``[M]`` int64, equal for turns of one group that saw the same observation (GiGPO), or None.
         turn_rewards: ``[M]`` float, the immediate reward of each turn (GiGPO), or None.
         correspondence: similarities between turns of one task and cross scores (AlignOPSD), or None.
+        extras: further signals by name, each defined by :func:`~turncredit.credit.signals.register_signal`; read them
+            as attributes, ``inputs.values``, or with :meth:`signal`.
 
     Raises:
         TypeError: an argument is no tensor or has the wrong kind of dtype.
@@ -58,9 +61,27 @@ class CreditInputs:
     anchor_ids: Tensor | None = None
     turn_rewards: Tensor | None = None
     correspondence: Correspondence | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        validate_inputs(self)
+        object.__setattr__(self, "extras", _checked_extras(self.extras))
+        optional = {name for name in list_signals() if name not in OBLIGATORY and self.signal(name) is None}
+        check_batch(self, {name: get_signal(name) for name in list_signals() if name not in optional})
+
+    def __getattr__(self, name: str) -> Any:
+        """An extra by its name; None where the signal is defined and was not given."""
+        if not name.startswith("_") and name in list_signals():
+            return self.extras.get(name)
+        raise AttributeError(f"CreditInputs has no field or signal {name!r}; define a signal with register_signal")
+
+    def signal(self, name: str) -> Any:
+        """The value of any signal, a field or an extra; None where it was not given.
+
+        Raises:
+            ValueError: no signal of that name is defined.
+        """
+        name = get_signal(name).name
+        return getattr(self, name) if name in _FIELDS else self.extras.get(name)
 
     @property
     def num_rows(self) -> int:
@@ -91,10 +112,9 @@ class CreditInputs:
     def masked_sums(self) -> Tensor:
         """``[M]`` wide float, sum of ``teacher - student`` over each turn's sampled tokens, nats.
 
-        Without ``teacher_logprobs`` the sum of ``student_logprobs``. It is finite wherever what it sums is, so the
-        check of a new batch reads the log-probs once, and methods of turn evidence not again.
+        Without ``teacher_logprobs`` the sum of ``student_logprobs``.
         """
-        return masked_sums(self)
+        return token_sums(self)
 
     @cached_property
     def group_index(self) -> Tensor:
@@ -108,12 +128,38 @@ class CreditInputs:
 
     def to(self, device: torch.device | str) -> CreditInputs:
         """The same batch with every tensor on ``device``."""
-        moved = {}
-        for key in fields(self):
-            value = getattr(self, key.name)
-            if value is not None:
-                moved[key.name] = value.to(device)
-        return replace(self, **moved)
+        moved = {name: _on(device, getattr(self, name)) for name in _FIELDS if name != "extras"}
+        return replace(self, **moved, extras={name: _on(device, value) for name, value in self.extras.items()})
+
+
+_FIELDS = tuple(key.name for key in fields(CreditInputs))
+OBLIGATORY = tuple(key.name for key in fields(CreditInputs) if key.default is MISSING and key.name != "extras")
+
+
+def _on(device: torch.device | str, value: Any) -> Any:
+    return value.to(device) if hasattr(value, "to") else value
+
+
+def _checked_extras(extras: Any) -> dict[str, Any]:
+    """A copy of the extras that were given.
+
+    Raises:
+        TypeError: no mapping.
+        ValueError: a name that is not registered, or is a field.
+    """
+    where = "CreditInputs"
+    if not isinstance(extras, Mapping):
+        raise TypeError(f"{where}: extras must be a mapping, got {type(extras).__name__}; pass {{name: tensor}}")
+    known = [name for name in list_signals() if not hasattr(CreditInputs, name) and name not in _FIELDS]
+    for name in extras:
+        if name in _FIELDS:
+            raise ValueError(f"{where}: extras must not name a field, got {name!r}; pass {name}=...")
+        if name not in known:
+            raise ValueError(
+                f"{where}: extras must be among {', '.join(known)}, got {name!r}; "
+                + suggest(name, known, "define it with register_signal, by a name that CreditInputs does not use")
+            )
+    return {name: value for name, value in extras.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._checks import check_choice, check_range
-from ._segments import sample_std, segment_mean, wide
+from .checks import check_choice, check_range
 from .groups import group_relative_advantages
 from .metrics import Largest, Mean
+from .segments import sample_std, segment_mean, wide
 
 NORMALIZATIONS = ("bounded", "paper")
 

@@ -10,18 +10,12 @@ from typing import Any, ParamSpec
 
 import torch
 
-from .inputs import Credit, CreditInputs
+from .checks import check_credit, suggest
+from .inputs import OBLIGATORY, Credit, CreditInputs
+from .signals import get_signal, list_signals
 
 P = ParamSpec("P")
 Requires = Iterable[str] | Callable[[Mapping[str, Any]], Iterable[str]]
-
-_HINTS = {
-    "teacher_logprobs": "score the sampled tokens under the privileged context",
-    "span_mask": "mark the causal span of each turn, or pass span_mask=response_mask",
-    "anchor_ids": "number the observations so that equal ones share an id",
-    "turn_rewards": "pass the immediate reward of each turn",
-    "correspondence": "compare the thinking of teacher and student turns of each task",
-}
 
 
 @dataclass(frozen=True)
@@ -31,7 +25,9 @@ class CreditMethod:
     Args:
         name: the registered name.
         options: every option of the function with the value it will take.
-        requires: fields of :class:`CreditInputs` beyond the obligatory ones that these options need.
+        requires: signals beyond the obligatory fields of :class:`CreditInputs` that these options need.
+        adds_residual: whether it adds the invalid-action residual itself, by its option ``invalid_penalty``; a trainer
+            adds it to the credit of the others.
     """
 
     name: str
@@ -39,13 +35,15 @@ class CreditMethod:
     requires: frozenset[str]
     function: Callable[..., Credit] = field(repr=False)
     scheduled: bool = field(default=False, repr=False)
-
-    @property
-    def adds_residual(self) -> bool:
-        return "invalid_penalty" in self.options
+    adds_residual: bool = False
 
     def __call__(self, inputs: CreditInputs, *, step: int | None = None) -> Credit:
-        """Run the method; ``step`` (optimiser updates done) reaches only methods with a schedule."""
+        """Run the method; ``step`` (optimiser updates done) reaches only methods with a schedule.
+
+        Raises:
+            TypeError, ValueError: a signal is missing, an option is out of range, or what the function returned is no
+                Credit of this batch (shapes, finite, 0 outside the mask, metrics that are numbers).
+        """
         extra = {"step": step} if self.scheduled and step is not None else {}
         credit = self.function(inputs, **self.options, **extra)
         if not isinstance(credit, Credit):
@@ -53,25 +51,7 @@ class CreditMethod:
                 f"{self.name}: the method must return a Credit, got {type(credit).__name__}; "
                 "return Credit(advantages=..., turn_weights=...)"
             )
-        if credit.advantages.shape != inputs.response_mask.shape:
-            raise ValueError(
-                f"{self.name}: advantages must be [M, T] = {list(inputs.response_mask.shape)}, got "
-                f"{list(credit.advantages.shape)}; give every token of a turn the turn's value, 0 outside response_mask"
-            )
-        metrics = {name: _number(self.name, name, value) for name, value in (credit.metrics or {}).items()}
-        return replace(credit, metrics=metrics)
-
-
-def _number(method: str, name: str, value: Any) -> float:
-    """A metric as a float; one of :mod:`turncredit.credit.metrics` stays what it is."""
-    if isinstance(value, float):
-        return value
-    try:
-        if not isinstance(value, (str, bytes)):
-            return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    raise TypeError(f"{method}: metrics must be numbers, got {value!r} for {name!r}; return tensors in details")
+        return replace(credit, metrics=check_credit(self.name, credit, inputs))
 
 
 @dataclass(frozen=True)
@@ -79,13 +59,18 @@ class _Entry:
     function: Callable[..., Credit]
     requires: Requires
     preset: dict[str, Any]
+    adds_residual: bool
 
 
 _REGISTRY: dict[str, _Entry] = {}
 
 
 def register_credit(
-    name: str, *, requires: Requires = (), presets: Mapping[str, Mapping[str, Any]] | None = None
+    name: str,
+    *,
+    requires: Requires = (),
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    adds_invalid_penalty: bool = False,
 ) -> Callable[[Callable[P, Credit]], Callable[P, Credit]]:
     """Decorator that makes ``function(inputs, *, option=default, ...) -> Credit`` reachable as ``get_credit(name)``.
 
@@ -93,35 +78,47 @@ def register_credit(
 
     Args:
         name: the name; used again only by a new definition of the same function (a notebook cell run twice).
-        requires: names of the optional :class:`CreditInputs` fields it reads, or a function from its options to them.
+        requires: names of the signals it reads (see :mod:`~turncredit.credit.signals`), or a function from its options
+            to them.
         presets: further names, each with the options that differ from the defaults.
+        adds_invalid_penalty: it adds the invalid-action residual itself, with the coefficient ``invalid_penalty``, one
+            of its options.
 
     Raises:
-        ValueError: the name belongs to another function, or a required field does not exist.
-        TypeError: an option has no default, or a preset sets an option that the function lacks.
+        ValueError: the name belongs to another function, or a required signal is not registered.
+        TypeError: an option has no default, a preset sets an option that the function lacks, or a function that adds
+            the residual has no option ``invalid_penalty``.
     """
 
     def decorate(function: Callable[P, Credit]) -> Callable[P, Credit]:
         defaults = _defaults(name, function)
+        if adds_invalid_penalty and "invalid_penalty" not in defaults:
+            raise TypeError(
+                f"register_credit: {name} must have an option invalid_penalty to add the residual itself, got "
+                f"{', '.join(defaults) or 'no options'}; write 'def {name}(inputs, *, invalid_penalty=0.1)'"
+            )
+        if isinstance(requires, str):
+            raise TypeError(
+                f"register_credit: requires of {name} must be a tuple of names, got {requires!r}; write ({requires!r},)"
+            )
         if not callable(requires):
-            _check_fields(name, requires)
+            _needs(name, requires, {})
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> Credit:
             inputs = args[0] if args else kwargs.get("inputs")
             if not isinstance(inputs, CreditInputs):
                 raise TypeError(f"{name}: inputs must be a CreditInputs, got {type(inputs).__name__}; build one first")
-            for needed in sorted(_needs(requires, {**defaults, **kwargs})):
-                if getattr(inputs, needed) is None:
-                    raise ValueError(
-                        f"{name}: inputs.{needed} must be given, got None; {_HINTS.get(needed, 'fill that field')}"
-                    )
+            for needed in sorted(_needs(name, requires, {**defaults, **kwargs})):
+                if inputs.signal(needed) is None:
+                    fix = get_signal(needed).fix or f"pass it to CreditInputs, by extras={{{needed!r}: ..}} if no field"
+                    raise ValueError(f"{name}: inputs.{needed} must be given, got None; {fix}")
             with torch.no_grad():
                 return function(*args, **kwargs)
 
         for key, preset in {name: {}, **(presets or {})}.items():
             _check_options(key, preset, defaults)
-            _add(key, _Entry(checked, requires, dict(preset)))
+            _add(key, _Entry(checked, requires, dict(preset), adds_invalid_penalty))
         return checked
 
     return decorate
@@ -131,20 +128,25 @@ def get_credit(name: str, **options: Any) -> CreditMethod:
     """The method registered as ``name`` with ``options`` in place of its defaults.
 
     Raises:
-        ValueError: no method of that name; the message lists the known ones.
-        TypeError: the method has no such option; the message lists the known ones.
+        ValueError: no method of that name, or it requires a signal that is not registered.
+        TypeError: the method has no such option; the message lists the known ones and the one probably meant.
 
     >>> get_credit("agent_opsd", gamma=1.0).options["gamma"]
     1.0
     """
     if name not in _REGISTRY:
-        raise ValueError(f"get_credit: name must be one of {', '.join(list_credits())}, got {name!r}; pick one of them")
+        known = list_credits()
+        raise ValueError(
+            f"get_credit: name must be one of {', '.join(known)}, got {name!r}; "
+            + suggest(name, known, "pick one of them")
+        )
     entry = _REGISTRY[name]
     defaults = _defaults(name, entry.function)
     _check_options(name, options, defaults)
     resolved = {**defaults, **entry.preset, **options}
     scheduled = "step" in inspect.signature(entry.function).parameters
-    return CreditMethod(name, resolved, frozenset(_needs(entry.requires, resolved)), entry.function, scheduled)
+    needs = _needs(name, entry.requires, resolved)
+    return CreditMethod(name, resolved, needs, entry.function, scheduled, entry.adds_residual)
 
 
 def list_credits() -> list[str]:
@@ -163,26 +165,32 @@ def _defaults(name: str, function: Callable[..., Credit]) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in parameters if parameter.name != "step"}
 
 
-def _needs(requires: Requires, options: Mapping[str, Any]) -> Iterable[str]:
-    return requires(options) if callable(requires) else requires
+def _needs(name: str, requires: Requires, options: Mapping[str, Any]) -> frozenset[str]:
+    """The signals beyond the obligatory fields.
 
-
-def _check_fields(name: str, requires: Iterable[str]) -> None:
-    optional = [key for key, value in CreditInputs.__dataclass_fields__.items() if value.default is None]
-    for needed in requires:
-        if needed not in optional:
+    Raises:
+        ValueError: one is not registered.
+    """
+    needed = frozenset(requires(options) if callable(requires) else requires)
+    known = list_signals()
+    for signal in sorted(needed):
+        if signal not in known:
+            optional = [other for other in known if other not in OBLIGATORY]
             raise ValueError(
-                f"register_credit: requires of {name} must be among {', '.join(optional)}, got {needed!r}; "
-                "name optional fields of CreditInputs"
+                f"register_credit: requires of {name} must be among {', '.join(optional)}, got {signal!r}; "
+                + suggest(signal, optional, "define it with register_signal")
             )
+    return needed - set(OBLIGATORY)
 
 
 def _check_options(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     for key in options:
         if key not in defaults:
+            fix = "pass step when you call the method"
+            if key != "step":
+                fix = suggest(key, list(defaults), "use one of them" if defaults else "it takes none")
             raise TypeError(
-                f"get_credit: options of {name} must be among {', '.join(defaults)}, got {key!r}; "
-                + ("pass step when you call the method" if key == "step" else "use one of them")
+                f"get_credit: options of {name} must be among {', '.join(defaults) or 'none'}, got {key!r}; {fix}"
             )
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 
-import torch
-
-from ._checks import check_range
-from ._gaps import mean_factor, token_gaps
-from ._masks import row_blocks, zero_outside_
+from .checks import check_range
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
 from .metrics import deviation
 from .registry import register_credit
 from .schedules import linear_decay
+from .tokens import mean_factor, spread, token_gaps
 
 _LOG2_E = math.log2(math.e)
 
@@ -60,18 +57,15 @@ def rlsd(
         inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
     )
     advantage = trajectory[inputs.trajectory_ids]
-    mask, exponent = inputs.response_mask, (advantage.sign() * _LOG2_E)[:, None]
-    scale, offset = (advantage * share)[:, None], (advantage * (1 - share))[:, None]
-    out = torch.empty(mask.shape, dtype=inputs.dtype, device=mask.device)
-    sums = torch.empty_like(advantage)
-    for rows in row_blocks(mask):
-        # exp2 is vectorised on every CPU; exp goes to a library that is slow on some.
-        weight = token_gaps(inputs, rows, out[rows]).mul_(exponent[rows]).exp2_().clamp_(1 - band, 1 + band)
-        sums[rows] = zero_outside_(weight.mul_(scale[rows]).add_(offset[rows]), mask[rows]).sum(-1)
-    turn_weights = mean_factor(sums / inputs.token_counts, advantage)
+    # exp2 is vectorised on every CPU; exp goes to a library that is slow on some.
+    exponent = (advantage.sign() * _LOG2_E)[:, None]
+    weights = token_gaps(inputs).mul_(exponent).exp2_().clamp_(1 - band, 1 + band)
+    credit = weights.mul_((advantage * share)[:, None]).add_((advantage * (1 - share))[:, None])
+    credit = spread(credit, inputs.response_mask)
+    turn_weights = mean_factor(credit.sum(-1) / inputs.token_counts, advantage)
     metrics = {
         "lam": share,
         "turn_weight_std": deviation(turn_weights),
         **group_metrics(inputs, trajectory),
     }
-    return Credit(out, turn_weights, metrics)
+    return Credit(credit, turn_weights, metrics)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._checks import check_range
-from ._gaps import mean_factor, spread, token_gaps
-from ._masks import ones_where, row_blocks, zero_outside_
-from ._segments import segment_mean, segment_sum
+from .checks import check_range
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
 from .metrics import Mean, deviation
 from .registry import register_credit
 from .schedules import linear_decay
+from .segments import segment_mean, segment_sum
+from .tokens import mean_factor, spread, token_gaps
 
 _STEP_EPS = 1e-6
 _STEP_RANGE = (0.5, 2.0)
@@ -69,18 +68,20 @@ def step_opsd(
         inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
     )
     advantage = trajectory[inputs.trajectory_ids]
+    assert inputs.span_mask is not None  # required by the registration
     sizes, counts = inputs.span_counts, inputs.token_counts
     coefficients, mean = torch.ones_like(advantage), advantage
-    if share == 0:
-        out = spread(advantage, inputs)
-    else:
-        out, sums = _shifted_weights(inputs, advantage, share, band)
-        size = 2 * share * advantage.abs()
+    credit = spread(advantage, inputs.response_mask)
+    if share > 0:
+        # In the span A (1 + share (w - 1)) is 2 share |A| times this, as sigmoid(-x) = 1 - sigmoid(x).
+        half = token_gaps(inputs).sigmoid_().clamp_((1 - band) / 2, (1 + band) / 2)
+        shifted = spread(half.add_((advantage.sign() / (2 * share) - 0.5)[:, None]), inputs.span_mask)
+        sums, size = shifted.sum(-1), 2 * share * advantage.abs()
         if step_normalization:
             strength = size * sums.abs() / sizes.clamp(min=1)
             coefficients = step_coefficients(strength, sizes > 0, inputs.trajectory_ids, inputs.num_trajectories)
         scale = size * coefficients
-        _fill_span_(out, scale, advantage, inputs)
+        credit = torch.where(inputs.span_mask, shifted.mul_(scale[:, None]), credit)
         mean = (scale * sums + advantage * (counts - sizes)) / counts
     metrics = {
         "lam": share,
@@ -88,32 +89,7 @@ def step_opsd(
         "step_coefficient_std": deviation(coefficients),
         **group_metrics(inputs, trajectory),
     }
-    return Credit(out, mean_factor(mean, advantage), metrics, {"step_coefficients": coefficients})
-
-
-def _shifted_weights(inputs: CreditInputs, advantage: Tensor, share: float, band: float) -> tuple[Tensor, Tensor]:
-    """``w' = clip(sigmoid(delta)) - 1/2 + sign(A) / (2 share)`` in the span, 0 elsewhere, and its sum over the span.
-
-    ``2 share |A| w'`` is the credit ``A (1 + share (w - 1))`` of the span, as ``sigmoid(-x) = 1 - sigmoid(x)``.
-    """
-    assert inputs.span_mask is not None
-    mask, span = inputs.response_mask, inputs.span_mask
-    shift = (advantage.sign() / (2 * share) - 0.5)[:, None]
-    out = torch.empty(mask.shape, dtype=inputs.dtype, device=mask.device)
-    sums = torch.empty_like(advantage)
-    for rows in row_blocks(mask):
-        weight = token_gaps(inputs, rows, out[rows]).sigmoid_().clamp_((1 - band) / 2, (1 + band) / 2)
-        sums[rows] = zero_outside_(weight.add_(shift[rows]), span[rows]).sum(-1)
-    return out, sums
-
-
-def _fill_span_(out: Tensor, scale: Tensor, advantage: Tensor, inputs: CreditInputs) -> None:
-    """``scale * out`` in the span, the advantage on the other sampled tokens; from the rows last in cache."""
-    assert inputs.span_mask is not None
-    mask, span = inputs.response_mask, inputs.span_mask
-    for rows in reversed(list(row_blocks(mask))):
-        rest = ones_where(mask[rows] ^ span[rows], out.dtype)
-        out[rows].mul_(scale[rows, None]).addcmul_(rest, advantage[rows, None])
+    return Credit(credit, mean_factor(mean, advantage), metrics, {"step_coefficients": coefficients})
 
 
 def step_coefficients(strength: Tensor, has_span: Tensor, trajectory_ids: Tensor, count: int) -> Tensor:

@@ -32,9 +32,9 @@ from turncredit.credit import (
     list_credits,
     register_credit,
 )
-from turncredit.credit.fidelity import MEASURES, confidence_interval, credit_fidelity, paired_interval
-from turncredit.credit.synthetic import PROCESSES, TEACHERS, synthetic_batch
-from turncredit.credit.viz import plot_fidelity
+from turncredit.credit.lab.fidelity import MEASURES, confidence_interval, credit_fidelity, paired_interval
+from turncredit.credit.lab.synthetic import PROCESSES, TEACHERS, synthetic_batch
+from turncredit.credit.lab.viz import plot_fidelity
 
 Cells = dict[tuple[str, str, str, str], list[float]]  # (method, teacher, process, measure) -> one value per seed
 Names = list[str]

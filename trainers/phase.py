@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from ..credit import Credit, CreditInputs
+from ..credit.signals import list_signals
 from .batch import TurnBatch
 from .methods.method import Method
 from .methods.penalty import penalised
@@ -113,7 +114,8 @@ class CreditPhase:
         return credit.details[name].float()
 
     def _inputs(self, batch: TurnBatch) -> CreditInputs:
-        needs = self.method.needs
+        known, own = list_signals(), {field.name for field in fields(CreditInputs)}
+        found = {name: self.run.signals.get(name) for name in self.method.needs if name in known}
         return CreditInputs(
             response_mask=batch.response_mask,
             trajectory_ids=batch.trajectory_ids,
@@ -122,5 +124,6 @@ class CreditPhase:
             rewards=torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
             successes=torch.tensor([t.success for t in batch.trajectories], dtype=torch.float32),
             student_logprobs=self.run.student_logprobs,
-            **{name: value for name, value in self.run.signals.items() if name in needs and value is not None},
+            **{name: value for name, value in found.items() if name in own},
+            extras={name: value for name, value in found.items() if name not in own},
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from ..credit import join_metrics
+from ..credit.metrics import join_metrics
 from ..rollout.io import save_trajectories
 from ..rollout.text import plain_text
 from ..rollout.types import Trajectory

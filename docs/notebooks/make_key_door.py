@@ -2,7 +2,7 @@
 
     python docs/notebooks/make_key_door.py
 
-The process is ``turncredit.credit.synthetic.key_door``, so the exact advantage of every turn is known and stored too.
+The process is ``turncredit.credit.lab.synthetic.key_door``, so every turn's exact advantage is known and stored too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from turncredit.credit.synthetic import SyntheticBatch, Teacher, key_door, synthetic_batch
+from turncredit.credit.lab.synthetic import SyntheticBatch, Teacher, key_door, synthetic_batch
 from turncredit.rollout.io import save_trajectories
 from turncredit.rollout.types import StopReason, Trajectory, Turn
 

@@ -12,13 +12,17 @@ from helpers.reference_align import align_opsd as naive_align
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turncredit.credit.align_opsd import ALIGN_PROFILES, align_opsd
-from turncredit.credit.correspondence import correspondence_from_similarity
+from turncredit.credit.align import (
+    ALIGN_PROFILES,
+    align_opsd,
+    boundary_divergences,
+    boundary_threshold,
+    correspondence_from_similarity,
+    select_sources,
+)
 from turncredit.credit.grpo import grpo
 from turncredit.credit.inputs import CreditInputs
-from turncredit.credit.profiles import boundary_divergences, boundary_threshold
 from turncredit.credit.registry import get_credit, list_credits
-from turncredit.credit.sources import select_sources
 
 
 def swap(inputs: CreditInputs, **changes) -> CreditInputs:

@@ -13,8 +13,7 @@ from helpers.reference_align import residual as naive_residual
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from turncredit.credit import allocation
-from turncredit.credit.allocation import allocate, hierarchical_density, project_density
+from turncredit.credit.align import allocate, allocation, hierarchical_density, project_density
 from turncredit.credit.groups import group_relative_advantages
 from turncredit.credit.invalid_action import invalid_action_residual
 

@@ -11,13 +11,15 @@ from helpers.reference_align import eligibility, select
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turncredit.credit.correspondence import (
+from turncredit.credit.align import (
     Correspondence,
+    Sources,
     TaskBlock,
+    action_similarity,
     build_correspondence,
     correspondence_from_similarity,
+    select_sources,
 )
-from turncredit.credit.sources import Sources, action_similarity, select_sources
 
 THREE = {
     "trajectory_ids": torch.tensor([0, 1, 2]),

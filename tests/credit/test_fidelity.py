@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turncredit.credit import Credit, CreditInputs
-from turncredit.credit.fidelity import (
+from turncredit.credit.lab.fidelity import (
     MEASURES,
     confidence_interval,
     credit_fidelity,
     paired_interval,
     turn_credit,
 )
-from turncredit.credit.synthetic import key_door, synthetic_batch
+from turncredit.credit.lab.synthetic import key_door, synthetic_batch
 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples" / "compare_credit.py")
 
@@ -212,10 +212,11 @@ def test_the_example_compares_methods_and_writes_tables_and_plot(tmp_path: Path)
         "def broken(inputs, *, size=1.0):\n"
         "    raise ValueError('broken: size must be 0, got 1')\n"
     )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, EXAMPLE, "--seeds", "2", "--groups", "2", "--workers", "1", "--import", "mine",
          "--methods", "mine", "broken", "agent_opsd", "--output", str(tmp_path)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     tables = (tmp_path / "fidelity_tables.md").read_text(encoding="utf-8")

@@ -8,7 +8,8 @@ import pytest
 import torch
 from helpers.credit_cases import hand_batch, random_batch, reorder_rows
 
-from turncredit.credit import gigpo, similarity_anchors
+from turncredit.credit import gigpo
+from turncredit.credit.gigpo import similarity_anchors
 
 
 def at_degrees(*angles: float) -> torch.Tensor:

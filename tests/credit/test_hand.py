@@ -9,9 +9,10 @@ import pytest
 import torch
 from helpers.credit_cases import hand_batch
 
-from turncredit.credit import agent_opsd, belief_revisions, gigpo, group_relative_advantages, grpo, rlsd, step_opsd
-from turncredit.credit._segments import decayed_sums
+from turncredit.credit import agent_opsd, gigpo, group_relative_advantages, grpo, rlsd, step_opsd
+from turncredit.credit.agent import belief_revisions
 from turncredit.credit.gigpo import step_returns
+from turncredit.credit.segments import decayed_sums
 
 
 def near(got: torch.Tensor, expected: list, atol: float = 1e-9) -> None:

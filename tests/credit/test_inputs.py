@@ -9,7 +9,8 @@ import pytest
 import torch
 from helpers.credit_cases import hand_batch, random_batch
 
-from turncredit.credit import Credit, CreditInputs, get_credit, group_relative_advantages, similarity_anchors
+from turncredit.credit import Credit, CreditInputs, get_credit, group_relative_advantages
+from turncredit.credit.gigpo import similarity_anchors
 
 GOOD = hand_batch([[0.1, 0.2, 0.3], [0.4, 0.5]], [1.0, 0.0])
 
@@ -102,7 +103,11 @@ BAD = {
         "rewards must be on the device of response_mask (cpu), got meta; move it with .to('cpu')",
     ),
     "short_anchors": ({"anchor_ids": torch.zeros(4).long()}, ValueError, "anchor_ids must be [M] = [5], got [4]"),
-    "float_anchors": ({"anchor_ids": torch.zeros(5)}, TypeError, "anchor_ids must be int64, got torch.float32; number"),
+    "float_anchors": (
+        {"anchor_ids": torch.zeros(5)},
+        TypeError,
+        "anchor_ids must be int64, got torch.float32; call .long()",
+    ),
     "nan_turn_reward": (
         {"turn_rewards": torch.full((5,), torch.nan)},
         ValueError,

@@ -11,7 +11,8 @@ from helpers.credit_cases import random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turncredit.credit import get_credit, grpo, invalid_action_residual
+from turncredit.credit import get_credit, grpo
+from turncredit.credit.invalid_action import invalid_action_residual
 
 
 def one_invalid(turns: int, rewards: list[float], **options) -> torch.Tensor:

@@ -10,7 +10,8 @@ import torch
 from helpers.align_cases import inputs_of, random_case
 from helpers.credit_cases import random_batch
 
-from turncredit.credit import CreditInputs, Deviation, Largest, Mean, Total, get_credit, join_metrics, list_credits
+from turncredit.credit import CreditInputs, Mean, get_credit, list_credits
+from turncredit.credit.metrics import Deviation, Largest, Total, join_metrics
 
 ROWS = {"response_mask", "trajectory_ids", "turn_ids", "student_logprobs", "teacher_logprobs", "valid_actions"}
 ROWS |= {"span_mask", "anchor_ids", "turn_rewards"}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from helpers.credit_cases import hand_batch, random_batch, reorder_rows, reorder_trajectories
+from helpers.credit_cases import hand_batch, random_batch, reorder_rows, reorder_trajectories, tensors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turncredit.credit import CreditInputs, agent_opsd, belief_revisions, get_credit, grpo
+from turncredit.credit import CreditInputs, agent_opsd, get_credit, grpo
+from turncredit.credit.agent import belief_revisions
 
 METHODS = [
     "grpo",
@@ -166,11 +167,10 @@ def test_names_of_groups_change_nothing(name: str) -> None:
 def test_padding_changes_nothing(name: str) -> None:
     inputs = random_batch(6)
     wide = {}
-    for f in fields(inputs):
-        value = getattr(inputs, f.name)
-        if value is not None and value.ndim == 2:
+    for field, value in tensors_of(inputs).items():
+        if value.ndim == 2:
             filler = torch.full((value.shape[0], 3), torch.nan) if value.is_floating_point() else torch.zeros(1)
-            wide[f.name] = torch.cat([value, filler.expand(value.shape[0], 3).to(value.dtype)], dim=1)
+            wide[field] = torch.cat([value, filler.expand(value.shape[0], 3).to(value.dtype)], dim=1)
     credit, padded = get_credit(name)(inputs), get_credit(name)(replace(inputs, **wide))
     same(padded.advantages[:, :-3], credit.advantages)
     assert (padded.advantages[:, -3:] == 0).all()
@@ -186,9 +186,9 @@ def test_a_group_does_not_see_the_others(name: str, seed: int) -> None:
     rows = chosen[inputs.trajectory_ids]
     alone = CreditInputs(
         **{
-            f.name: getattr(inputs, f.name)[chosen if f.name in ("group_ids", "rewards", "successes") else rows]
-            for f in fields(inputs)
-            if f.name not in ("trajectory_ids", "correspondence") and getattr(inputs, f.name) is not None
+            field: value[chosen if field in ("group_ids", "rewards", "successes") else rows]
+            for field, value in tensors_of(inputs).items()
+            if field != "trajectory_ids"
         },
         trajectory_ids=(chosen.cumsum(0) - 1)[inputs.trajectory_ids[rows]],
     )
@@ -200,8 +200,8 @@ def test_no_gradient_and_inputs_unchanged(name: str) -> None:
     inputs = random_batch(7)
     student = inputs.student_logprobs.clone().requires_grad_()
     inputs = replace(inputs, student_logprobs=student)
-    before = {f.name: getattr(inputs, f.name) for f in fields(inputs)}
-    copies = {key: value.detach().clone() for key, value in before.items() if value is not None}
+    before = tensors_of(inputs)
+    copies = {key: value.detach().clone() for key, value in before.items()}
     credit = get_credit(name)(inputs)
     for value in (credit.advantages, credit.turn_weights, *credit.details.values()):
         assert not value.requires_grad

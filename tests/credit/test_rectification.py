@@ -13,9 +13,13 @@ from helpers.reference_align import rectify as naive_rectify
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turncredit.credit.correspondence import correspondence_from_similarity
-from turncredit.credit.rectification import identity_rectification, rectify
-from turncredit.credit.sources import Sources, select_sources
+from turncredit.credit.align import (
+    Sources,
+    correspondence_from_similarity,
+    identity_rectification,
+    rectify,
+    select_sources,
+)
 
 
 def two_sources(dtype: torch.dtype = torch.float64) -> Sources:

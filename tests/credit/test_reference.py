@@ -9,7 +9,7 @@ import torch
 from helpers import reference
 from helpers.credit_cases import random_batch
 
-from turncredit.credit import _masks, _units, agent_opsd, gigpo, grpo, rlsd, step_opsd
+from turncredit.credit import agent_opsd, gigpo, grpo, rlsd, step_opsd, tokens
 
 GROUPS = [{}, {"scale_rewards": False}, {"normalization_scope": "turn"}]
 AGENT = [
@@ -87,9 +87,9 @@ def test_gigpo(seed: int, options: dict, own_rewards: bool) -> None:
 
 
 def test_large_batches_are_read_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_masks, "_CPU_BLOCK", 13)
+    monkeypatch.setattr(tokens, "_CPU_BLOCK", 13)
     inputs = random_batch(3, gap=0.05)
-    assert len(list(_masks.row_blocks(inputs.response_mask))) > 2
+    assert len(list(tokens.row_blocks(inputs.response_mask))) > 2
     check(grpo(inputs).advantages, reference.grpo(inputs))
     check(rlsd(inputs).advantages, reference.rlsd(inputs))
     check(step_opsd(inputs).advantages, reference.step_opsd(inputs))
@@ -101,8 +101,8 @@ def test_large_batches_are_read_in_several_blocks(monkeypatch: pytest.MonkeyPatc
 def test_tokens_are_revised_in_parts_of_whole_groups(monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
     inputs = random_batch(4, groups=6, gap=0.3)
     whole = agent_opsd(inputs, granularity="token", **options)
-    monkeypatch.setattr(_units, "_TOKENS", 1)
-    parts = list(_units.whole_groups(inputs))
+    monkeypatch.setattr(tokens, "_PART", 1)
+    parts = list(tokens.whole_groups(inputs))
     assert len(parts) == 6
     assert sorted(torch.cat(parts).tolist()) == list(range(inputs.num_rows))
     credit = agent_opsd(inputs, granularity="token", **options)

@@ -14,9 +14,16 @@ from helpers.reference_align import eligibility, segment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turncredit.credit.correspondence import correspondence_from_similarity
-from turncredit.credit.profiles import Divergence, boundary_threshold, dense_profiles, profile_divergence
-from turncredit.credit.spans import check_spans, random_spans, segment_spans
+from turncredit.credit.align import (
+    Divergence,
+    boundary_threshold,
+    check_spans,
+    correspondence_from_similarity,
+    dense_profiles,
+    profile_divergence,
+    random_spans,
+    segment_spans,
+)
 
 
 def cut(values: list[float], threshold: float, *, defined: list[bool] | None = None, **lengths) -> list[int]:

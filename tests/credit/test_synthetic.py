@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turncredit.credit.registry import get_credit, list_credits
-from turncredit.credit.synthetic import (
+from turncredit.credit.lab.synthetic import (
     PROCESSES,
     TEACHERS,
     DecisionProcess,
@@ -24,6 +23,7 @@ from turncredit.credit.synthetic import (
     sample_episodes,
     synthetic_batch,
 )
+from turncredit.credit.registry import get_credit, list_credits
 
 
 def seeded(seed: int = 0) -> torch.Generator:

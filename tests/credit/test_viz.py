@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from turncredit.credit.align_opsd import align_opsd
+from turncredit.credit.align import align_opsd
+from turncredit.credit.lab.synthetic import SyntheticBatch, key_door, synthetic_batch
+from turncredit.credit.lab.viz import plot_fidelity, plot_group, plot_methods, plot_trajectory_credit, view_tokens
 from turncredit.credit.registry import get_credit
-from turncredit.credit.synthetic import SyntheticBatch, key_door, synthetic_batch
-from turncredit.credit.viz import plot_fidelity, plot_group, plot_methods, plot_trajectory_credit, view_tokens
 
 pytest.importorskip("matplotlib")
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebooks" / "credit_on_saved_trajectories.ipynb"
@@ -143,16 +143,16 @@ def test_hostile_labels_are_printed_as_they_stand(batch: SyntheticBatch) -> None
 
 def test_pictures_need_no_pyplot_and_importing_needs_no_matplotlib() -> None:
     code = (
-        "import sys, torch, turncredit.credit.viz as viz\n"
+        "import sys, torch, turncredit.credit.lab.viz as viz\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "from turncredit.credit.synthetic import key_door, synthetic_batch\n"
+        "from turncredit.credit.lab.synthetic import key_door, synthetic_batch\n"
         "from turncredit.credit import get_credit\n"
         "inputs = synthetic_batch(key_door(), groups=1, generator=torch.Generator()).inputs\n"
         "credit = get_credit('grpo')(inputs)\n"
         "assert viz.plot_trajectory_credit(credit, inputs, 0)._repr_png_()[:4] == b'\\x89PNG'\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
         "for name in [n for n in sys.modules if n.split('.')[0] == 'matplotlib']: sys.modules[name] = None\n"
-        "from turncredit.credit.viz import _frame\n"
+        "from turncredit.credit.lab.viz import _frame\n"
         "_frame._shown_figure.cache_clear()\n"
         "try: viz.plot_trajectory_credit(credit, inputs, 0)\n"
         "except ModuleNotFoundError as error: print(error)\n"

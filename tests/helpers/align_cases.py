@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from turncredit.credit.correspondence import Correspondence, correspondence_from_similarity
+from turncredit.credit.align import Correspondence, correspondence_from_similarity, select_sources
 from turncredit.credit.inputs import CreditInputs
-from turncredit.credit.sources import select_sources
 
 Case = dict[str, Any]
 

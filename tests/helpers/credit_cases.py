@@ -81,11 +81,18 @@ def hand_batch(gaps: list[list[float]], rewards: list[float], **more: torch.Tens
     )
 
 
+def tensors_of(inputs: CreditInputs) -> dict[str, torch.Tensor]:
+    """The tensors among the fields of a batch."""
+    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
 def reorder_rows(inputs: CreditInputs, order: torch.Tensor) -> CreditInputs:
     """The same batch with its rows in another order."""
-    per_row = {f.name for f in fields(inputs)} - {"group_ids", "rewards", "successes", "correspondence"}
-    given = {name: getattr(inputs, name) for name in per_row if getattr(inputs, name) is not None}
-    return replace(inputs, **{name: value[order] for name, value in given.items()})
+    per_trajectory = ("group_ids", "rewards", "successes")
+    return replace(
+        inputs, **{name: value[order] for name, value in tensors_of(inputs).items() if name not in per_trajectory}
+    )
 
 
 def reorder_trajectories(inputs: CreditInputs, order: torch.Tensor) -> CreditInputs:

@@ -161,7 +161,7 @@ def test_the_student_reads_the_skills_and_the_teacher_the_hint(tmp_path):
     ("made", "message"),
     [
         (torch.zeros(3), r"mine: provider of mood must give 'mood' as \[M\] = \[31\] or \[M, T\]"),
-        (torch.full((31,), torch.nan), "mine: provider of mood must give 'mood' as finite numbers"),
+        (torch.full((31,), torch.nan), "mine: provider of mood must give 'mood' as finite numbers, got nan"),
     ],
 )
 def test_what_a_provider_returns_is_checked_where_it_returns(tmp_path, made, message):
@@ -200,7 +200,7 @@ def test_a_method_of_ones_own_with_an_option_called_like_the_penalty_gets_the_re
 
 
 def test_rows_hold_the_teachers_own_scores_and_scores_are_rectified_once(tmp_path, monkeypatch):
-    import turncredit.credit.align_opsd as align
+    import turncredit.credit.align.align_opsd as align
 
     calls, real = [], align.rectify
     monkeypatch.setattr(align, "rectify", lambda *args, **options: calls.append(1) or real(*args, **options))

@@ -7,7 +7,7 @@ import torch
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.update_cases import SUITE, config
 
-from turncredit.credit import invalid_action_residual
+from turncredit.credit.invalid_action import invalid_action_residual
 from turncredit.rollout import StopReason, Trajectory, Turn
 from turncredit.trainers import GRPOTrainer
 from turncredit.trainers.batch import make_batch

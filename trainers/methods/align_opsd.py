@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 
 from ...credit import CreditInputs, CreditMethod, get_credit
-from ...credit.align_opsd import ALIGN_PROFILES, align_opsd
-from ...credit.correspondence import Correspondence, build_correspondence
-from ...credit.profiles import boundary_divergences, boundary_threshold
-from ...credit.sources import Sources, action_similarity, select_sources
+from ...credit.align import (
+    ALIGN_PROFILES,
+    Correspondence,
+    Sources,
+    action_similarity,
+    align_opsd,
+    boundary_divergences,
+    boundary_threshold,
+    build_correspondence,
+    select_sources,
+)
 from ...envs import ParsedResponse
 from ...rollout.options import count, flag, text
 from ...rollout.suite_calls import parsed_or_empty

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...credit.signals import get_signal, list_signals
 from ...envs import Task, TaskSuite
 from ...rollout.contexts import context_text
 from ..batch import TurnBatch
@@ -31,20 +32,38 @@ def check_contexts(method: Method, suite: TaskSuite, tasks: Sequence[Task]) -> N
 
 
 def check_signal(owner: str, name: str, value: Any, batch: TurnBatch) -> None:
-    """Raise unless a signal fits the batch: one number per turn or per token, finite where a token was sampled.
+    """Raise unless a signal is what its definition says, or else one number per turn or token, finite where it counts.
 
     Raises:
-        TypeError: no tensor.
-        ValueError: another shape, or a number that is not finite.
+        TypeError: no tensor, or of another kind.
+        ValueError: another shape, or a number out of range or not finite.
     """
-    if not isinstance(value, Tensor):
+    defined = get_signal(name) if name in list_signals() else None
+    if defined is not None and not defined.axes:
         return
+    if not isinstance(value, Tensor) or (defined is not None and _kind(value) != defined.kind):
+        wanted = "tensor" if defined is None else f"{defined.kind} tensor"
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{owner} must give {name!r} as a {wanted}, got {got}; convert it")
     mask = batch.response_mask
-    if tuple(value.shape) not in ((len(batch.turns),), tuple(mask.shape)):
+    shapes = {"M": (len(batch.turns),), "MT": tuple(mask.shape), "N": (len(batch.trajectories),)}
+    axes = ("M", "MT") if defined is None else (defined.axes,)
+    if tuple(value.shape) not in [shapes[key] for key in axes]:
+        rule = " or ".join(f"[{', '.join(key)}] = {list(shapes[key])}" for key in axes)
         raise ValueError(
-            f"{owner} must give {name!r} as [M] = {[len(batch.turns)]} or [M, T] = {list(mask.shape)}, got "
-            f"{list(value.shape)}; give one value per turn or per sampled token"
+            f"{owner} must give {name!r} as {rule}, got {list(value.shape)}; give one value per turn or sampled token"
         )
     inside = value[mask] if value.ndim == 2 else value
-    if value.is_floating_point() and not bool(torch.isfinite(inside).all()):
-        raise ValueError(f"{owner} must give {name!r} as finite numbers, got nan or inf; check how it is computed")
+    low, high = (None, None) if defined is None else (defined.low, defined.high)
+    wrong = ~torch.isfinite(inside)
+    wrong |= inside < low if low is not None else False
+    wrong |= inside > high if high is not None else False
+    if bool(wrong.any()):
+        rule = "finite numbers" + (f" in [{low}, {high}]" if (low, high) != (None, None) else "")
+        raise ValueError(
+            f"{owner} must give {name!r} as {rule}, got {inside[wrong][0].item()}; check how it is computed"
+        )
+
+
+def _kind(value: Tensor) -> str:
+    return "bool" if value.dtype == torch.bool else "float" if value.is_floating_point() else "int"

@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...credit import Largest, Mean, Total
+from ...credit.metrics import Largest, Mean, Total
 from ...envs import Task, TaskSuite
 from ...rollout.collector import RolloutCollector
 from ...rollout.episodes import EpisodeStart

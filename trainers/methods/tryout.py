@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...credit import CreditInputs, CreditMethod, get_credit
-from ...credit.correspondence import correspondence_from_similarity
-from ...credit.sources import select_sources
+from ...credit.align import correspondence_from_similarity, select_sources
 
 _TURNS, _TOKENS, _TASKS = 3, 4, 2
 

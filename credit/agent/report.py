@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._units import Units
-from .inputs import CreditInputs
-from .metrics import Deviation, Mean, deviation
+from ..inputs import CreditInputs
+from ..metrics import Deviation, Mean, deviation
+from .units import Units
 
 _SATURATED = 0.01
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._checks import check_range
-from .inputs import Credit, CreditInputs
+from ..checks import check_range
+from ..inputs import Credit, CreditInputs
 
 _TIE = 1e-5
 _T_975 = (

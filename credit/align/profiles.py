@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ._checks import check_choice, check_range
-from .align_checks import check_correspondence
+from ..checks import check_choice, check_range
+from ..inputs import CreditInputs
 from .correspondence import Correspondence, TaskBlock
-from .inputs import CreditInputs
-from .sources import check_selection
+from .rectification import check_selection
 
 _STACK = 1 << 20
 
@@ -140,7 +139,6 @@ def boundary_divergences(
             "boundary_divergences: inputs.correspondence must be given, got None; "
             "compare the thinking of teacher and student turns of each task"
         )
-    check_correspondence(inputs.correspondence, inputs)
     found = profile_divergence(
         inputs.correspondence,
         inputs.num_rows,

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._gaps import token_gaps
-from ._segments import segment_mean, segment_sum
-from .inputs import CreditInputs
-
-_TOKENS = 1 << 16
+from ..inputs import CreditInputs
+from ..segments import segment_mean, segment_sum
+from ..tokens import token_gaps, whole_groups
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,7 @@ class Units:
 
 
 def turn_units(inputs: CreditInputs, reduction: str) -> Units:
+    """All turns at once; evidence is the ``"sum"`` or ``"mean"`` of a turn's token gaps."""
     evidence = inputs.masked_sums
     if reduction == "mean":
         evidence = evidence / inputs.token_counts
@@ -42,27 +41,12 @@ def turn_units(inputs: CreditInputs, reduction: str) -> Units:
 
 
 def token_units(inputs: CreditInputs) -> Iterator[Units]:
-    """The tokens of the batch in parts of whole groups, about ``_TOKENS`` at a time, in the order they were sampled."""
-    width = inputs.response_mask.shape[1]
-    buffer = torch.empty(0, dtype=inputs.dtype, device=inputs.response_mask.device)
+    """The tokens of the batch in parts of whole groups, in the order they were sampled; evidence is the token gap."""
     for rows in whole_groups(inputs):
-        sampled, counts = inputs.response_mask[rows], inputs.token_counts[rows]
-        buffer.resize_(rows.numel(), width)
-        evidence = token_gaps(inputs, rows, buffer)[sampled].to(inputs.masked_sums.dtype)
+        evidence = token_gaps(inputs, rows)[inputs.response_mask[rows]].to(inputs.masked_sums.dtype)
         members, owner = inputs.trajectory_ids[rows].unique_consecutive(return_inverse=True)
-        line = torch.repeat_interleave(counts)
+        line = torch.repeat_interleave(inputs.token_counts[rows])
         trajectory = owner[line]
         lengths = torch.bincount(trajectory, minlength=members.numel())
         place = torch.arange(evidence.numel(), device=rows.device) - (lengths.cumsum(0) - lengths)[trajectory]
         yield Units(evidence, line, trajectory, place, rows, members)
-
-
-def whole_groups(inputs: CreditInputs) -> list[Tensor]:
-    """Rows ordered by group, trajectory and turn, in parts of about ``_TOKENS`` tokens that end where a group does."""
-    group = inputs.group_index[inputs.trajectory_ids]
-    order = inputs.turn_ids.argsort(stable=True)
-    order = order[inputs.trajectory_ids[order].argsort(stable=True)]
-    order = order[group[order].argsort(stable=True)]
-    tokens = segment_sum(inputs.token_counts, group, int(group.max()) + 1)
-    part = ((tokens.cumsum(0) - tokens) // _TOKENS)[group[order]]
-    return list(order.split(part.unique_consecutive(return_counts=True)[1].tolist()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..inputs import Credit, CreditInputs
+from ...inputs import Credit, CreditInputs
 from ._frame import (
     INK,
     LESS,

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..inputs import Credit, CreditInputs
+from ...inputs import Credit, CreditInputs
 from ._frame import check_credit, check_rows, outcome, rows_of
 
 _MORE, _LESS = "0,114,178", "213,94,0"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._checks import check_range
-from ._segments import segment_sum, wide
+from ..checks import check_range
+from ..segments import segment_sum, wide
 
 _CHUNK = 1 << 21
 _EXACT = 1e-12

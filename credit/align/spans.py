@@ -36,7 +36,7 @@ def segment_spans(
         defined: ``[M]`` bool.
         trajectory_ids: ``[M]`` int64 in [0, N), rows in any order.
         turn_ids: ``[M]`` int64, 0 .. K_i - 1 once per trajectory.
-        threshold: theta, see :func:`~turncredit.credit.profiles.boundary_threshold`.
+        threshold: theta, see :func:`~turncredit.credit.align.profiles.boundary_threshold`.
         min_span: shortest span, L_min >= 1.
         max_span: longest span, L_max >= 2 L_min - 1.
         split_floor: smallest D that attracts a cut of an over-long span.

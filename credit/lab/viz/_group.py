@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..inputs import CreditInputs
+from ...inputs import CreditInputs
 from ._frame import INK, decimal, diverging, label
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..inputs import Credit, CreditInputs
+from ...inputs import Credit, CreditInputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

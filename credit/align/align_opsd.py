@@ -9,20 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import check_choice, check_range
-from ._gaps import spread
-from ._masks import row_blocks, zero_outside_
-from ._segments import segment_mean, wide
-from ._units import whole_groups
-from .align_checks import check_correspondence, scored_pairs
-from .align_report import align_details, align_metrics
+from ..checks import check_choice, check_range
+from ..groups import group_metrics, trajectory_advantages
+from ..inputs import Credit, CreditInputs
+from ..invalid_action import invalid_action_residual
+from ..registry import register_credit
+from ..segments import segment_mean, wide
+from ..tokens import spread, whole_groups
 from .allocation import Allocation, allocate
-from .groups import group_metrics, trajectory_advantages
-from .inputs import Credit, CreditInputs
-from .invalid_action import invalid_action_residual, residual_metrics
 from .profiles import Divergence, boundary_threshold, profile_divergence
-from .rectification import identity_rectification, rectify
-from .registry import register_credit
+from .rectification import Sources, identity_rectification, rectify
+from .report import Findings
 from .spans import check_span_lengths, check_spans, random_spans, segment_spans
 
 SPAN_MODES = ("semantic", "random", "turn", "token")
@@ -86,7 +83,7 @@ def _requires(options: Mapping[str, Any]) -> Iterable[str]:
         yield "correspondence"
 
 
-@register_credit("align_opsd", requires=_requires, presets=_PRESETS)
+@register_credit("align_opsd", requires=_requires, presets=_PRESETS, adds_invalid_penalty=True)
 def align_opsd(
     inputs: CreditInputs,
     *,
@@ -182,23 +179,20 @@ def align_opsd(
     check_span_lengths(where, min_span, max_span)
     check_range(where, "alpha_max", alpha_max, 0, 1)
     assert inputs.teacher_logprobs is not None  # required by the registration
-    teacher = inputs.teacher_logprobs.detach().to(inputs.dtype)
+    mask, counts = inputs.response_mask, inputs.token_counts
+    teacher, student = (x.detach().to(inputs.dtype) for x in (inputs.teacher_logprobs, inputs.student_logprobs))
 
-    rectification, divergence = identity_rectification(teacher), None
+    rectification, shifts = identity_rectification(teacher), teacher.new_zeros(len(mask), dtype=wide(mask.device))
     if alpha_max > 0:
-        sources, scores = scored_pairs(inputs, similarity_threshold, top_k)
-        rectification = rectify(
-            teacher,
-            sources,
-            scores,
-            aggregation_temperature=aggregation_temperature,
-            alpha_max=alpha_max,
-            mixture=mixture,
-        )
-    gap, gap_sums, shifts = _gaps(inputs, rectification.logprobs, alpha_max > 0)
+        sources, scores = _scored_pairs(inputs, similarity_threshold, top_k)
+        blend = {"aggregation_temperature": aggregation_temperature, "alpha_max": alpha_max, "mixture": mixture}
+        rectification = rectify(teacher, sources, scores, **blend)
+        shifts = spread(rectification.logprobs - teacher, mask).abs_().sum(-1).to(shifts.dtype)
+    gap = spread(rectification.logprobs - student, mask)
+    gap_sums = gap.sum(-1).to(shifts.dtype)
 
+    divergence = None
     if inputs.correspondence is not None and _reads_profiles(spans, random_candidates):
-        check_correspondence(inputs.correspondence, inputs)
         divergence = profile_divergence(
             inputs.correspondence,
             inputs.num_rows,
@@ -209,21 +203,20 @@ def align_opsd(
         if threshold is None:
             defined = divergence.values[divergence.defined]
             threshold = boundary_threshold(defined, quantile=boundary_quantile, low=boundary_low, high=boundary_high)
-    span_ids = _span_ids(inputs, spans, divergence, threshold, boundary_low, seed, min_span, max_span)
+    lengths = {"min_span": min_span, "max_span": max_span}
+    span_ids = _span_ids(inputs, spans, divergence, threshold, lengths, split_floor=boundary_low, seed=seed)
 
-    advantages = trajectory_advantages(
-        inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
-    )
+    scaling = {"scale_rewards": scale_rewards, "normalization_scope": normalization_scope, "eps": eps}
+    advantages = trajectory_advantages(inputs, **scaling)
     by_row = advantages[inputs.trajectory_ids]
     limits = {"credit_temperature": credit_temperature, "density_min": density_min, "density_max": density_max}
-    counts = inputs.token_counts
-    turn_gaps = gap_sums / counts
     if isinstance(spans, str) and spans == "token":
-        weights, allocation = _by_token(inputs, by_row, gap, limits)
+        token_weights, allocation = _by_token(inputs, by_row, gap, limits)
     else:
-        allocation = allocate(by_row.sign() * turn_gaps, counts, span_ids, inputs.trajectory_ids, mix=mix, **limits)
-        weights = None
-    residual = None
+        scores = by_row.sign() * (gap_sums / counts)
+        allocation = allocate(scores, counts, span_ids, inputs.trajectory_ids, mix=mix, **limits)
+        token_weights = spread(allocation.weights.to(inputs.dtype), mask)
+    credit, residual = token_weights.mul_(by_row[:, None]), None
     if inputs.valid_actions is not None:
         residual = invalid_action_residual(
             inputs.rewards,
@@ -232,47 +225,41 @@ def align_opsd(
             inputs.group_ids,
             penalty=invalid_penalty,
             normalization=invalid_normalization,
-            scale_rewards=scale_rewards,
-            normalization_scope=normalization_scope,
-            eps=eps,
+            **scaling,
         ).to(inputs.dtype)
-    turn_weights = allocation.weights.to(inputs.dtype)
-    token_weights = spread(turn_weights, inputs) if weights is None else weights
-    bounds = (density_min, density_max)
-    return Credit(
-        advantages=_signed(inputs, by_row, token_weights, residual),
-        turn_weights=turn_weights,
-        metrics={
-            **group_metrics(inputs, advantages),
-            **align_metrics(
-                inputs, counts, gap_sums, shifts, rectification, divergence, threshold, span_ids, allocation, bounds
-            ),
-            **({} if residual is None else residual_metrics(residual)),
-        },
-        details=align_details(gap, turn_gaps, rectification, divergence, span_ids, allocation, residual),
+        credit.add_(spread(residual, mask))
+    found = Findings(
+        inputs, gap, gap_sums, shifts, rectification, divergence, threshold, span_ids, allocation, residual
     )
+    metrics = {**group_metrics(inputs, advantages), **found.metrics(density_min, density_max)}
+    return Credit(credit, allocation.weights.to(inputs.dtype), metrics, found.details())
 
 
-def _signed(inputs: CreditInputs, by_row: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
-    """``A w`` plus the residual on every sampled token, ``[M, T]``; ``weights`` is used up."""
-    credit = weights.mul_(by_row[:, None])
-    return credit if residual is None else credit.add_(spread(residual, inputs))
+def _scored_pairs(inputs: CreditInputs, similarity_threshold: float, top_k: int) -> tuple[Sources, Tensor]:
+    """The selected pairs and their scores.
 
-
-def _gaps(inputs: CreditInputs, rectified: Tensor, moved: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Rectified gap ``[M, T]``, 0 outside the mask; its sum and the sum of |rectified - identity|, ``[M]`` each."""
-    assert inputs.teacher_logprobs is not None
-    mask = inputs.response_mask
-    gap = torch.empty(mask.shape, dtype=inputs.dtype, device=mask.device)
-    sums = torch.zeros(inputs.num_rows, dtype=wide(mask.device), device=mask.device)
-    shifts = torch.zeros_like(sums)
-    for rows in row_blocks(mask):
-        block = torch.sub(rectified[rows], inputs.student_logprobs[rows].detach().to(inputs.dtype), out=gap[rows])
-        sums[rows] = zero_outside_(block, mask[rows]).sum(-1).to(sums.dtype)
-        if moved:
-            shift = rectified[rows] - inputs.teacher_logprobs[rows].detach().to(inputs.dtype)
-            shifts[rows] = zero_outside_(shift, mask[rows]).abs_().sum(-1).to(sums.dtype)
-    return gap, sums, shifts
+    Raises:
+        ValueError: they are missing, or were selected with another threshold or K.
+    """
+    where = "align_opsd"
+    correspondence = inputs.correspondence
+    if correspondence is None or correspondence.sources is None or correspondence.cross_logprobs is None:
+        lacking = "correspondence" if correspondence is None else "correspondence.sources and cross_logprobs"
+        raise ValueError(
+            f"{where}: inputs.{lacking} must be given while alpha_max > 0, got None; attach them with "
+            "correspondence.with_scores(select_sources(correspondence), scores), or set alpha_max=0"
+        )
+    sources = correspondence.sources
+    for name, used, wanted in (
+        ("similarity_threshold", sources.similarity_threshold, similarity_threshold),
+        ("top_k", sources.top_k, top_k),
+    ):
+        if used != wanted:
+            raise ValueError(
+                f"{where}: {name} must be the one the sources were selected with ({used}), got {wanted}; "
+                f"call select_sources(.., {name}={wanted}) and score those pairs"
+            )
+    return sources, correspondence.cross_logprobs
 
 
 def _span_ids(
@@ -280,21 +267,21 @@ def _span_ids(
     spans: str | Tensor,
     divergence: Divergence | None,
     threshold: float | None,
+    lengths: Mapping[str, int],
+    *,
     split_floor: float,
     seed: int,
-    min_span: int,
-    max_span: int,
 ) -> Tensor:
     """``[M]`` int64: the span of each turn within its trajectory."""
     ids, turns = inputs.trajectory_ids, inputs.turn_ids
     if isinstance(spans, Tensor):
-        check_spans(spans, ids, turns, max_span=max_span)
+        check_spans(spans, ids, turns, max_span=lengths["max_span"])
         return spans
     if spans == "random":
         candidates = None
         if divergence is not None and threshold is not None:
             candidates = divergence.defined & (divergence.values > threshold)
-        return random_spans(ids, turns, seed=seed, candidates=candidates, min_span=min_span, max_span=max_span)
+        return random_spans(ids, turns, seed=seed, candidates=candidates, **lengths)
     if divergence is None or threshold is None:
         return torch.zeros_like(ids)
     return segment_spans(
@@ -303,9 +290,8 @@ def _span_ids(
         ids,
         turns,
         threshold=threshold,
-        min_span=min_span,
-        max_span=max_span,
         split_floor=split_floor,
+        **lengths,
     )
 
 

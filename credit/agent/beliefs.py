@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._segments import decayed_sums, segment_mean, segment_std, wide
-from ._units import Units
-from .inputs import CreditInputs
+from ..inputs import CreditInputs
+from ..segments import decayed_sums, segment_mean, segment_std, wide
+from .units import Units
 
 
 def belief_revisions(

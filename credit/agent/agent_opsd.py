@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._agent_report import Findings
-from ._checks import check_choice, check_range
-from ._gaps import spread
-from ._segments import segment_mean, segment_std
-from ._units import token_units, turn_units
+from ..checks import check_choice, check_range
+from ..groups import group_metrics, trajectory_advantages
+from ..inputs import Credit, CreditInputs
+from ..registry import register_credit
+from ..segments import segment_mean, segment_std
+from ..tokens import spread
 from .beliefs import belief_revisions, calibrated_evidence, initial_beliefs
-from .groups import group_metrics, trajectory_advantages
-from .inputs import Credit, CreditInputs
-from .registry import register_credit
+from .report import Findings
+from .units import token_units, turn_units
 
 
 @register_credit(
@@ -120,7 +120,7 @@ def agent_opsd(
             advantages[units.rows] = factor.new_zeros(sampled.shape).masked_scatter_(sampled, factor)
     turn_weights = found.turn_weights.to(inputs.dtype)
     if not by_token:
-        advantages = spread(rows * (1 + lam * (found.turn_weights - 1)).to(inputs.dtype), inputs)
+        advantages = spread(rows * (1 + lam * (found.turn_weights - 1)).to(inputs.dtype), inputs.response_mask)
     metrics = {**found.metrics(rows), **group_metrics(inputs, grpo_advantages)}
     return Credit(advantages, turn_weights, metrics, found.details())
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .sources import Sources, require_bool, require_shape
+from ..checks import check_bool, check_shape
+from ..signals import register_signal
+from .rectification import Sources, check_pairs
+
+if TYPE_CHECKING:
+    from ..inputs import CreditInputs
 
 _ROUNDING = 1e-3
 
@@ -43,10 +49,10 @@ class TaskBlock:
     def __post_init__(self) -> None:
         m = self.rows.numel()
         for name, shape in (("rows", (m,)), ("trajectory_ids", (m,)), ("turn_ids", (m,))):
-            require_shape("TaskBlock", name, getattr(self, name), shape)
+            check_shape("TaskBlock", name, getattr(self, name), shape)
         for name in ("similarity", "eligible"):
-            require_shape("TaskBlock", name, getattr(self, name), (m, m))
-        require_bool("TaskBlock", "eligible", self.eligible)
+            check_shape("TaskBlock", name, getattr(self, name), (m, m))
+        check_bool("TaskBlock", "eligible", self.eligible)
         step = self.trajectory_ids.diff()
         if bool(((step < 0) | ((step == 0) & (self.turn_ids.diff() <= 0))).any()):
             raise ValueError(
@@ -193,11 +199,68 @@ def correspondence_from_similarity(
     """
     name = "correspondence_from_similarity"
     m = trajectory_ids.numel()
-    require_shape(name, "similarity", similarity, (m, m))
+    check_shape(name, "similarity", similarity, (m, m))
     return _blocks(
         name, lambda rows: similarity[rows][:, rows],
         trajectory_ids, turn_ids, group_ids, source_valid, target_valid, protocols,
     )  # fmt: skip
+
+
+def check_correspondence(correspondence: Any, inputs: CreditInputs) -> None:
+    """Raise unless blocks and scored pairs describe the rows of this batch.
+
+    Raises:
+        TypeError: it is no Correspondence.
+        ValueError: a row, a trajectory, a turn, a device or a shape differs from the batch, a block mixes tasks, or a
+            cross score is not finite on a sampled token.
+    """
+    where = "CreditInputs"
+    if not isinstance(correspondence, Correspondence):
+        raise TypeError(
+            f"{where}: correspondence must be a Correspondence, got {type(correspondence).__name__}; "
+            "call build_correspondence"
+        )
+    device, rows = inputs.response_mask.device, inputs.num_rows
+    for block in correspondence.blocks:
+        if block.rows.device != device:
+            raise ValueError(
+                f"{where}: correspondence must be on the device of the batch ({device}), got {block.rows.device}; "
+                f"call correspondence.to('{device}')"
+            )
+    if correspondence.blocks:
+        row, trajectory, turn = (
+            torch.cat([getattr(block, name) for block in correspondence.blocks])
+            for name in ("rows", "trajectory_ids", "turn_ids")
+        )
+        outside = (row < 0) | (row >= rows)
+        wrong = outside | (inputs.trajectory_ids[row.clamp(0, rows - 1)] != trajectory)
+        wrong |= inputs.turn_ids[row.clamp(0, rows - 1)] != turn
+        if bool(wrong.any()):
+            bad = int(wrong.int().argmax())
+            raise ValueError(
+                f"{where}: correspondence must name the rows of this batch, got row {int(row[bad])} as turn "
+                f"{int(turn[bad])} of trajectory {int(trajectory[bad])}; build it from the same trajectory_ids and "
+                "turn_ids, in the same order of rows"
+            )
+        task = inputs.group_ids[trajectory]
+        sizes = torch.tensor([block.rows.numel() for block in correspondence.blocks], device=device)
+        first = (sizes.cumsum(0) - sizes).clamp(max=max(task.numel() - 1, 0)).repeat_interleave(sizes)
+        if bool((task != task[first]).any()):
+            raise ValueError(
+                f"{where}: correspondence must hold one task per block, got several group_ids in one; build it from "
+                "the group_ids of the batch"
+            )
+    if correspondence.sources is not None and correspondence.cross_logprobs is not None:
+        check_pairs(where, correspondence.sources, correspondence.cross_logprobs, inputs)
+
+
+register_signal(
+    "correspondence",
+    axes="",
+    fix="compare the thinking of teacher and student turns of each task",
+    check=check_correspondence,
+    doc="similarities between turns of one task, and cross scores of the selected pairs",
+)
 
 
 def _blocks(
@@ -216,9 +279,9 @@ def _blocks(
         ("target_valid", target_valid), ("protocols", protocols),
     ):  # fmt: skip
         if tensor is not None:
-            require_shape(name, label, tensor, (m,))
-    require_bool(name, "source_valid", source_valid)
-    require_bool(name, "target_valid", target_valid)
+            check_shape(name, label, tensor, (m,))
+    check_bool(name, "source_valid", source_valid)
+    check_bool(name, "target_valid", target_valid)
     if m and (int(trajectory_ids.min()) < 0 or int(trajectory_ids.max()) >= group_ids.numel()):
         raise ValueError(
             f"{name}: trajectory_ids must index group_ids ({group_ids.numel()} trajectories), got "

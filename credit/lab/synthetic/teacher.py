@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..correspondence import Correspondence, build_correspondence
-from ..inputs import CreditInputs
-from ..registry import CreditMethod
-from ..sources import select_sources
+from ...align import Correspondence, build_correspondence, select_sources
+from ...inputs import CreditInputs
+from ...registry import CreditMethod
 from .process import DecisionProcess, Episodes, ExactValues, exact_credit, exact_values, sample_episodes
 
 _THINKING = (3, 9)
