@@ -17,7 +17,7 @@ from .prompts import check_tokenizer
 from .sampling import Sample, Sampler, SamplingConfig, batches_of
 from .scoring import Agree
 from .stops import stop_token_ids
-from .templates import check_template_kwargs
+from .template_options import template_options
 from .types import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class RolloutCollector:
         generation_batch_size: prompts per ``generate`` call; None takes all active episodes.
         env_timeout: seconds before a silent environment worker is replaced.
         max_worker_rss_mb: replace a worker of more memory than this between episodes; None never does.
-        chat_template_kwargs: further variables of the chat template, such as ``{"enable_thinking": False}``.
+        chat_template_kwargs: further variables of the chat template, such as ``{"enable_thinking": False}``; they win
+            over those of the suite.
         agree: takes counts and returns their largest over all processes; given where every forward pass is a collective
             call (ZeRO-3 without gathered parameters). Every process then calls `collect`, also with no task at all,
             and keeps generating a token for nobody until the last one is done.
@@ -71,7 +72,8 @@ class RolloutCollector:
         agree: Agree | None = None,
     ):
         check_tokenizer(tokenizer)
-        self.chat_template_kwargs = check_template_kwargs(chat_template_kwargs or {}, "RolloutCollector")
+        source = str(tokenizer.chat_template)
+        self.chat_template_kwargs = template_options(suite, chat_template_kwargs or {}, "RolloutCollector", source)
         check_chat_template(tokenizer, self.chat_template_kwargs)
         for name, value in (("num_envs", num_envs), ("generation_batch_size", generation_batch_size or 1)):
             if value < 1:
