@@ -323,7 +323,7 @@ class GRPOTrainer:
                     self.scorer,
                     rows.select(chosen.nonzero().flatten()),
                     config,
-                    pad_token_id=self.tokenizer.pad_token_id,
+                    pad_token_id=self.tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
                     auxiliary=self.recipe.auxiliary,
                     limits=self.limits,
                 )

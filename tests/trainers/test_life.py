@@ -233,7 +233,7 @@ def test_weights_between_two_updates_are_never_saved(tmp_path, monkeypatch, capl
             return accumulate(*args, **options)
 
         monkeypatch.setattr(module, "accumulate_gradients", broken)
-        monkeypatch.setattr(run.config, "save_steps", 0)
+        run.config.save_steps = 0
         with pytest.raises(RuntimeError, match="out of luck"):
             run.train()
         assert run.torn
