@@ -684,5 +684,5 @@ def test_the_old_name_of_a_callback_warns():
 
     with pytest.warns(FutureWarning, match="TrainerCallback is now GRPOCallback"):
         assert trainers.TrainerCallback is GRPOCallback
-    with pytest.raises(AttributeError, match="turncredit.trainers has no attribute 'Trainer'"):
+    with pytest.raises(AttributeError, match=r"turncredit\.trainers has no attribute 'Trainer'"):
         _ = trainers.Trainer
