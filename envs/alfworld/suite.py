@@ -43,6 +43,7 @@ class AlfWorldSuite(BaseSuite):
 
     name = "alfworld"
     max_turns = 50
+    splits: dict[str, str]
     stop_strings = STOP_STRINGS
     parser = parse_response
     privileged = "skills"

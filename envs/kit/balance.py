@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -33,6 +32,5 @@ def balanced(items: Iterable[Item], limit: int, key: Callable[[Any], Hashable] =
     groups: dict[Hashable, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
-    nothing = object()
-    rounds = zip_longest(*groups.values(), fillvalue=nothing)
-    return [item for turn in rounds for item in turn if item is not nothing][:limit]
+    longest = max(map(len, groups.values()), default=0)
+    return [group[place] for place in range(longest) for group in groups.values() if place < len(group)][:limit]

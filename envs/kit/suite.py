@@ -97,6 +97,8 @@ class BaseSuite(ABC):
             max_turns=(self.max_turns, 1, cls.max_turns),
             **(counts or {}),
         )
+        if not isinstance(self._limits, Mapping):
+            raise TypeError(f"{owner}: limits must map splits to numbers, got {self._limits!r}; write {{'eval': 60}}")
         for split, limit in self._limits.items():
             check_choice(owner, "limits", split, self.splits)
             check_counts(owner, **{f"limits[{split!r}]": (limit, 1, "leave the split out for all its tasks")})

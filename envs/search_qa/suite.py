@@ -57,6 +57,7 @@ class SearchQASuite(BaseSuite):
 
     name = "search_qa"
     max_turns = history_length = 4
+    splits: dict[str, Sequence[Question]]
     stop_strings = STOP_STRINGS
     parser = parse_response
     causal_span = "clean_step"
