@@ -79,7 +79,7 @@ def test_workers_play_the_same_episodes(safe):
     for workers in (0, 1):
         with VectorEnv(suite.make_env(), 2, num_workers=workers) as envs:
             start = envs.reset({slot: task.id for slot, task in enumerate(tasks)})
-            turns = [envs.step({slot: word for slot in start}) for word in ("", "red", "green")]
+            turns = [envs.step(dict.fromkeys(start, word)) for word in ("", "red", "green")]
             seen.append((start, turns))
     assert seen[0] == seen[1]
     assert not seen[0][1][0][0].valid
