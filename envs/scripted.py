@@ -21,7 +21,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Habits:
-    """Chances of a bad turn, by what has just happened. Args: hurry: what a privileged context leaves of all of them."""
+    """Chances of a bad turn, by what has just happened; a privileged context leaves `hurry` times as much."""
 
     hurry: float = 0.1
 

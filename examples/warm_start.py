@@ -29,8 +29,8 @@ from embedded.tokenizer import build_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from turncredit.envs import Task, TaskSuite
-from turncredit.envs.alfworld import generate_games
 from turncredit.envs.alfworld import compact as alfworld_compact
+from turncredit.envs.alfworld import generate_games
 from turncredit.envs.alfworld import player as alfworld_player
 from turncredit.envs.search_qa import compact as search_compact
 from turncredit.envs.search_qa import player as search_player
@@ -120,6 +120,9 @@ def _world(seed: int, world: int) -> tuple[Lesson, list[Task]]:
     return Lesson(lambda: suite, search_player.respond, 4, f"{seed}/{world}/{{task}}/{{hinted}}"), drawn
 
 
+COURSES = {"alfworld": (alfworld, 60), "webshop": (webshop, 200), "search_qa": (search_qa, 120)}
+
+
 def measure(model: Any, course: Course, args: argparse.Namespace) -> list[str]:
     """Figures on unseen tasks, without and with privileged context, at the training and the evaluation temperature."""
     tasks = course.panel.tasks(course.split)
@@ -144,7 +147,7 @@ def measure(model: Any, course: Course, args: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("environment", choices=("alfworld", "webshop", "search_qa"))
+    parser.add_argument("environment", choices=tuple(COURSES))
     parser.add_argument("--output", help="folder to write the policy to; outputs/ENVIRONMENT_tiny by default")
     parser.add_argument("--tasks", type=int, help="games, goals or worlds (of a round) to demonstrate")
     parser.add_argument("--episodes", type=int, default=2, help="of a game or goal, without and as many with context")
@@ -154,11 +157,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2, help="alfworld: processes that play")
     args = parser.parse_args()
-    if args.eval_tasks is None:
-        args.eval_tasks = {"alfworld": 60, "webshop": 200, "search_qa": 120}[args.environment]
+    make_course, panel = COURSES[args.environment]
+    args.eval_tasks = panel if args.eval_tasks is None else args.eval_tasks
     output = Path(args.output or f"outputs/{args.environment}_tiny")
     with tempfile.TemporaryDirectory() as scratch:
-        course = {"alfworld": alfworld, "webshop": webshop, "search_qa": search_qa}[args.environment](args, Path(scratch))
+        course = make_course(args, Path(scratch))
         model = build_model(course.tokenizer, seed=args.seed, **course.model)
         size = sum(parameter.numel() for parameter in model.parameters())
         print(f"{size} parameters, {len(course.tokenizer)} tokens in the vocabulary", flush=True)

@@ -84,9 +84,7 @@ def read_hint(hint: str) -> dict[str, str]:
     return dict(_HINTED_THING.findall(text)) | {lamp: place for place, lamp in _HINTED_LAMP.findall(text)}
 
 
-def respond(
-    history: Sequence[HistoryEntry], observation: Observation, context: str | None, rng: random.Random
-) -> str:
+def respond(history: Sequence[HistoryEntry], observation: Observation, context: str | None, rng: random.Random) -> str:
     """The player's response with its usual habits. Args: history, oldest first; context: the hint, or None."""
     seen = [*(entry.observation for entry in history), observation.text]
     actions = [entry.action for entry in history]

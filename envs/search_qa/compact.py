@@ -150,9 +150,7 @@ def demonstration_suite(seed: int) -> SearchQASuite:
     return _suite({"demonstrations": world.questions}, world.documents)
 
 
-def _suite(
-    questions: Mapping[str, Sequence[Question]], passages: Sequence[Document], **options: Any
-) -> SearchQASuite:
+def _suite(questions: Mapping[str, Sequence[Question]], passages: Sequence[Document], **options: Any) -> SearchQASuite:
     defaults = {"privileged": "facts", "max_turns": MAX_TURNS, "build_messages": compact_messages}
     return SearchQASuite(questions, retriever=partial(Bm25Retriever, passages), **{**defaults, **options})
 

@@ -102,9 +102,7 @@ def read_passage(text: str) -> dict[str, str]:
     return {}
 
 
-def respond(
-    history: Sequence[HistoryEntry], observation: Observation, context: str | None, rng: random.Random
-) -> str:
+def respond(history: Sequence[HistoryEntry], observation: Observation, context: str | None, rng: random.Random) -> str:
     """The player's response with its usual habits. Args: history, oldest first; context: the facts, or None."""
     return next_move(keep_notes(history, observation.text), context is not None, rng, SearchHabits()).response
 

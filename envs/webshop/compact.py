@@ -20,7 +20,7 @@ LAST_ACTIONS = 2
 """How many past actions a prompt repeats."""
 
 MAX_TURNS = 8
-"""Turns of an episode: enough for a shopper that wastes none, who needs five or six. The benchmark's own limit is 15."""
+"""Turns of an episode: a shopper that wastes none needs five or six. The benchmark's own limit is 15."""
 
 BUDGETS = {"max_completion_length": 20, "max_prompt_length": 384}
 """Tokens of a turn and of its prompt, as the shipped policy was trained for."""

@@ -50,9 +50,7 @@ def read_hint(hint: str) -> tuple[str, str] | None:
     return (match["id"].lower(), match["title"].lower()) if match else None
 
 
-def respond(
-    history: Sequence[HistoryEntry], observation: Observation, context: str | None, rng: random.Random
-) -> str:
+def respond(history: Sequence[HistoryEntry], observation: Observation, context: str | None, rng: random.Random) -> str:
     """The player's response with its usual habits. Args: history, oldest first; context: the hint, or None."""
     seen = [*(entry.observation for entry in history), observation.text]
     return next_move(keep_notes(seen, [entry.action for entry in history]), context, rng, WebShopHabits()).response
