@@ -4,6 +4,7 @@ import importlib.util
 import json
 import runpy
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -259,21 +260,30 @@ def test_a_checkpoint_of_an_adapter_is_loaded_with_it(tmp_path):
     assert not torch.allclose(wanted, plain, atol=1e-2)
 
 
-def test_a_script_of_ones_own_needs_a_suite_and_a_model(tmp_path, monkeypatch, capsys):
+def test_the_script_of_the_documentation_needs_a_suite_and_a_model(tmp_path, monkeypatch, capsys):
     tiny_llama().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
+    seen = []
+    module = types.ModuleType("my_suite")
+    vars(module)["MySuite"] = lambda data, level: seen.append((data, level)) or ToySuite()
+    monkeypatch.setitem(sys.modules, "my_suite", module)
     monkeypatch.chdir(tmp_path)
-    settings = {"credit": "grpo", "num_tasks": 2, "num_generations": 2, "num_eval_tasks": 1, "max_steps": 1, "beta": 0}
+    page = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
+    Path("train.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
 
     def start(*flags):
-        monkeypatch.setattr(sys, "argv", ["mine.py", *flags])
-        launch.main("toy", lambda args: ToySuite(), settings)
+        monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+        runpy.run_path("train.py", run_name="__main__")
 
     with pytest.raises(SystemExit, match="--model must name the policy to train"):
         start()
-    start("--model", "model", "--set", "num_workers=0", "--set", "max_completion_length=4")
+    assert not seen
+    small = ("num_workers=0", "max_completion_length=4", "num_tasks=2", "num_generations=2", "num_eval_tasks=1")
+    options = [word for option in small for word in ("--set", option)]
+    start("--model", "model", "--max-steps", "1", "--level", "2", "--data", "here", *options)
+    assert seen == [("here", 2)]
     assert "after 1 updates of grpo" in capsys.readouterr().out
-    assert (tmp_path / "outputs" / "toy" / "metrics.jsonl").is_file()
+    assert Path("outputs", "mine", "metrics.jsonl").is_file()
 
 
 def test_flags_that_do_not_go_together_are_said_with_the_usage(started, capsys):

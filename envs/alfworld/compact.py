@@ -182,7 +182,7 @@ def trained_hint(hint: Hint) -> str:
     return _MOVE.sub(r"put \1 in/on \2", hint.text)
 
 
-def compact_vocabulary() -> dict[str, list[str]]:
+def compact_vocabulary() -> dict[str, Any]:
     """What a tokenizer of small houses must know: plain words, and kinds of things, lamps and furniture."""
     kinds: set[str] = set()
     for room in ROOMS.values():

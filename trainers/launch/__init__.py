@@ -1,12 +1,4 @@
-"""The command line of a training script: flags, configuration, model, run, report. A script of one's own is
-
-    from turncredit.trainers.launch import main
-
-    if __name__ == "__main__":
-        main("my_suite", lambda args: MySuite(args.data), {"credit": "agent_opsd"})
-
-and takes ``--model``, ``--set NAME=VALUE``, ``--resume``, ``--eval-only`` and what else `make_parser` has.
-"""
+"""The command line of a training script: flags, configuration, model, run, report; see docs/launching.md."""
 
 from __future__ import annotations
 
