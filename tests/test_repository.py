@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,14 @@ def test_nothing_changes_the_path_of_imports():
 def test_examples_stay_examples():
     lines = sum(len(path.read_text().splitlines()) for path in checked_in("examples/*.py", "examples/*.md"))
     assert lines < 1300
+
+
+def test_prompts_and_players_of_the_embedded_policies_need_neither_torch_nor_an_engine():
+    names = [
+        f"turncredit.envs.{env}.{part}"
+        for env in ("alfworld", "webshop", "search_qa")
+        for part in ("compact", "player")
+    ]
+    code = f"import sys, {', '.join(names)}; print({{'torch', 'transformers', 'textworld'}} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "set()"
