@@ -18,7 +18,7 @@ from transformers import set_seed
 from ...envs import TaskSuite
 from ..config import GRPOConfig
 from ..grpo import GRPOTrainer
-from .options import check_method, given_options, known_options, make_config, make_parser
+from .options import check_method, given_options, make_config, make_parser
 from .policy import load_model, load_policy, lora_config, resolve_policy
 from .report import Report, plot_learning_curve, summarize
 
@@ -26,7 +26,6 @@ __all__ = [
     "EMBEDDED_SETTINGS",
     "check_method",
     "given_options",
-    "known_options",
     "load_model",
     "load_policy",
     "main",
@@ -48,9 +47,8 @@ EMBEDDED_SETTINGS: Mapping[str, Any] = MappingProxyType(
         "learning_rate": 5e-4,
         "beta": 0.0,
         "entropy_coef": 0.0,
-        "invalid_action_penalty": 0.0,
         "num_minibatches": 2,
-        "encoder": "hashing",
+        "method_options": {"invalid_penalty": 0.0, "encoder": "hashing"},
         "eval_steps": 5,
         "save_steps": 0,
     }

@@ -5,37 +5,28 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ...rollout import SamplingConfig
-from ..assembly import make_credit
-from ..config import GRPOConfig
-from ..recipes import get_recipe
-
-
-def known_options() -> tuple[set[str], set[str]]:
-    """The flat names that ``--set`` reaches: those of `GRPOConfig` and those of `SamplingConfig`."""
-    return {field.name for field in fields(GRPOConfig)} - {"sampling"}, {field.name for field in fields(SamplingConfig)}
+from ..config import GRPOConfig, flat_options
+from ..methods import get_method
 
 
 def check_method(config: GRPOConfig) -> None:
     """Raise unless the run's method exists and takes its options; needs no model and no games."""
-    make_credit(config, get_recipe(config.credit))
+    get_method(config.credit, **config.credit_options)
 
 
 def make_parser(description: str | None = None) -> argparse.ArgumentParser:
-    """Flags of every training script; ``--set`` reaches each field of `GRPOConfig` and `SamplingConfig`."""
+    """Flags of every training script; ``--set`` reaches every option of `GRPOConfig`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--model", help="model name, folder or checkpoint of a run; without it the embedded policy is trained"
     )
     parser.add_argument("--data", help="data folder; without it tasks are generated")
-    parser.add_argument("--credit", help="credit method or recipe by name")
+    parser.add_argument("--credit", help="method by name")
     parser.add_argument("--credit-option", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
     parser.add_argument("--max-steps", type=int, help="updates")
     parser.add_argument("--output-dir", help="metrics, completions, trajectories, checkpoints, learning curve")
@@ -64,7 +55,7 @@ def make_parser(description: str | None = None) -> argparse.ArgumentParser:
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What the user asked for: the file of ``--config``, then flags; options of sampling may be grouped or not.
+    """What the user asked for: the file of ``--config``, then flags; options may be grouped or not.
 
     Raises:
         SystemExit: the file holds no options, or a flag is no ``NAME=VALUE``.
@@ -77,8 +68,7 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
             raise SystemExit(f"--config: {args.config} must be a JSON file of options ({error})") from None
         if not isinstance(options, dict):
             raise SystemExit(f"--config: {args.config} must hold one object of options")
-        if isinstance(options.get("sampling"), dict):
-            options |= options.pop("sampling")
+        options = flat_options(options)
     options |= _pairs(args.set, "--set")
     for name in ("credit", "max_steps", "output_dir", "seed"):
         if getattr(args, name) is not None:
@@ -91,19 +81,20 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 def make_config(args: argparse.Namespace, defaults: Mapping[str, Any]) -> GRPOConfig:
     """Defaults, then what the user asked for, method and its options included.
 
+    Args:
+        args: the flags.
+        defaults: options of `GRPOConfig`, and under ``method_options`` values for the methods that take them.
+
     Raises:
         SystemExit: an option or a method is unknown, or a value is out of range.
     """
     options = {**defaults, **given_options(args)}
-    ours, of_sampling = known_options()
-    known = sorted(ours | of_sampling)
-    if unknown := sorted(set(options) - set(known)):
-        close = [name for word in unknown for name in difflib.get_close_matches(word, known, 1)]
-        meant = f"did you mean {close}? " if close else ""
-        raise SystemExit(f"unknown options {unknown}; {meant}known are {known}")
-    sampling = {name: options.pop(name) for name in list(options) if name in of_sampling}
+    wished = options.pop("method_options", {})
     try:
-        config = GRPOConfig(**options, sampling=SamplingConfig(**sampling))
+        config = GRPOConfig(**options)
+        takes = get_method(config.credit).options
+        own = {name: value for name, value in wished.items() if name in takes}
+        config.credit_options = {**own, **config.credit_options}
         check_method(config)
     except (TypeError, ValueError) as error:
         raise SystemExit(str(error)) from None
