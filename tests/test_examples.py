@@ -50,5 +50,5 @@ def test_a_wrong_option_lists_the_known_ones():
     command = [sys.executable, str(ROOT / "examples" / "train_alfworld.py"), "--set", "learning_rat=1"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode != 0
-    assert "unknown options ['learning_rat']" in result.stderr
+    assert "did you mean 'learning_rate'?" in result.stderr
     assert "learning_rate" in result.stderr
