@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from torch import nn
 
 from helpers.tiny import tiny_model
 from turncredit.rollout import PolicyScorer
 from turncredit.trainers import GRPOConfig
 from turncredit.trainers.distributed import without_buffer_broadcasts
 from turncredit.trainers.optimization import TrainRows, accumulate_gradients
-from turncredit.trainers.terms import SDARTerm, objective
+from turncredit.trainers.terms import LossTerm, SDARTerm, TokenBatch, objective
 
 GROUPS, TURNS = 8, (3, 1, 4, 2)
 
@@ -45,7 +48,12 @@ def make_rows(seed=0, dead_groups=()):
         active,
         noise[0] * mask * active[:, None],
         (noise[1] * 0.3 - 3.0) * mask,
-        {"ref_logprobs": (noise[2] * 0.3 - 3.0) * mask, "teacher_logprobs": (noise[3] * 0.3 - 3.0) * mask},
+        {
+            "ref_logprobs": (noise[2] * 0.3 - 3.0) * mask,
+            "teacher_logprobs": (noise[3] * 0.3 - 3.0) * mask,
+            "target": (noise[2] - noise[3]) * mask,
+            "strength": noise[3, :, 0].exp(),
+        },
     )
     return rows, torch.tensor(groups)
 
@@ -69,15 +77,62 @@ class Cramped(PolicyScorer):
         return super().forward(input_ids, *arguments)
 
 
+@dataclass(frozen=True)
+class Pull(LossTerm):
+    """A user's term: towards a target of every token, by the strength of its row."""
+
+    name: str = "pull"
+    coef: float = 0.2
+    average: str = "seq-mean-token-sum-norm"
+    reads: tuple[str, ...] = ("target", "strength")
+
+    def per_token(self, batch: TokenBatch):
+        gap = batch.logprobs - batch.signals["target"]
+        return batch.signals["strength"] * gap.square(), {"pull_gap": gap.abs()}
+
+
+BOUND = LossTerm("bound", 0.5, "seq-mean-token-mean", "all", function=lambda batch: (batch.logprobs + 1).square())
+
+
+def value_loss(batch: TokenBatch):
+    return (batch.outputs["value"].squeeze(-1) - batch.signals["target"]).square()
+
+
+VALUE = LossTerm("value", 0.5, "token-mean", "all", ("target",), ("value",), function=value_loss)
+
+
+def heads() -> dict[str, nn.Module]:
+    """A value head that learns ten times as fast, and a module that no term reads."""
+    torch.manual_seed(5)
+    value, spare = nn.Sequential(nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 1)), nn.Linear(32, 3)
+    value.lr_scale = 10.0
+    return {"value": value, "spare": spare}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Loss type, groups without advantage, terms beside the policy, first group of the second rank, modules."""
+
+    loss_type: str
+    dead_groups: tuple[int, ...] = ()
+    terms: tuple[LossTerm, ...] = ()
+    split: int = 4
+    modules: Callable[[], dict[str, nn.Module]] | None = None
+
+    def scorer(self) -> PolicyScorer:
+        return PolicyScorer(tiny_model(), self.modules() if self.modules else None)
+
+
 CASES = {
-    "4 + 4 groups": ("seq-mean-token-mean", (), (), 4),
-    "6 + 2 groups": ("token-mean", (), (), 6),
-    "one rank without variance": ("seq-mean-token-sum-norm", (0, 1, 2, 3), (), 4),
-    "one rank without a row": ("token-mean", (), (), 0),
-    "auxiliary term": ("token-mean", (1,), (SDARTerm(coef=0.3),), 3),
-    "one rank out of memory": ("token-mean", (), (), 4),
+    "4 + 4 groups": Case("seq-mean-token-mean"),
+    "6 + 2 groups": Case("token-mean", split=6),
+    "one rank without variance": Case("seq-mean-token-sum-norm", (0, 1, 2, 3)),
+    "one rank without a row": Case("token-mean", terms=(Pull(),), split=0),
+    "auxiliary term": Case("token-mean", (1,), (SDARTerm(coef=0.3),), 3),
+    "two terms of a user's": Case("grpo", (1, 6), (Pull(), BOUND), 3),
+    "a value head": Case("token-mean", (1,), (VALUE,), 3, heads),
+    "one rank out of memory": Case("token-mean"),
 }
-"""Loss type, groups without advantage, terms beside the policy, first group of the second rank."""
 
 
 def run_rank(rank: int, world: int, port: int, folder: str) -> None:
@@ -94,23 +149,23 @@ def run_rank(rank: int, world: int, port: int, folder: str) -> None:
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == world
     results = {}
-    for name, (loss_type, dead_groups, terms, split) in CASES.items():
-        rows, groups = make_rows(dead_groups=dead_groups)
-        mine = (groups < split if rank == 0 else groups >= split).nonzero().flatten()
+    for name, case in CASES.items():
+        rows, groups = make_rows(dead_groups=case.dead_groups)
+        mine = (groups < case.split if rank == 0 else groups >= case.split).nonzero().flatten()
         # 3 rows a micro-batch: rank 1 cannot hold them in this case, and both begin again with 2
         cramped = name == "one rank out of memory" and rank == 1
-        bare = Cramped(tiny_model(), 2) if cramped else PolicyScorer(tiny_model())
+        bare = Cramped(tiny_model(), 2) if cramped else case.scorer()
         scorer = without_buffer_broadcasts(accelerator.prepare(bare))
-        settings = config(loss_type=loss_type, per_device_train_batch_size=3)
+        settings = config(loss_type=case.loss_type, per_device_train_batch_size=3)
         metrics = accumulate_gradients(
             accelerator,
             scorer,
             rows.select(mine),
             settings,
             pad_token_id=0,
-            terms=objective(settings, terms),
+            terms=objective(settings, case.terms),
         )
-        model = accelerator.unwrap_model(scorer).model
-        results[name] = ({n: p.grad for n, p in model.named_parameters()}, metrics)
+        module = accelerator.unwrap_model(scorer)
+        results[name] = ({n: p.grad for n, p in module.named_parameters()}, metrics)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
