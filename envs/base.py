@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 Message = dict[str, Any]
-"""One chat message: ``{"role": "system" | "user" | "assistant", "content": str}``; a content may also be a list of text
-parts, ``{"type": "text", "text": str}``."""
+"""One chat message: ``{"role": "system" | "user" | "assistant" | "tool", "content": str}``; a content may be a list
+of text parts, ``{"type": "text", "text": str}``. An assistant's message may hold ``tool_calls``, then also without
+content: ``[{"type": "function", "function": {"name": str, "arguments": {..}}}]``. Other keys are handed on."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,17 @@ class ParsedResponse:
 class TaskSuite(Protocol):
     """A benchmark as the rollout collector and the trainer see it. Picklable parts only in `make_env`.
 
-    Two optional members more: ``causal_span`` (``"action_only"``, the default, or ``"clean_step"``), the span of a turn
-    that StepOPSD credits, and ``same_target(action, action) -> bool``, which AlignOPSD's action filter also asks.
+    Optional members more:
+
+    - ``contexts(task) -> Mapping[str, str | None]``: further privileged contexts by name, such as
+      ``{"skills": .., "hint": ..}``; ``privileged_context`` is the one named ``"privileged"``;
+    - ``with_context(messages, text) -> messages``: where a privileged text goes; without it, ahead of the first user
+      message's own;
+    - ``tools``: JSON schemas of tools, handed to the chat template;
+    - ``chat_template_kwargs``: variables of the chat template that the suite wants, such as
+      ``{"enable_thinking": False}``; a run's own win;
+    - ``causal_span`` (``"action_only"``, the default, or ``"clean_step"``): the span of a turn that StepOPSD credits;
+    - ``same_target(action, action) -> bool``: AlignOPSD's action filter also asks it.
     """
 
     @property

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from .base import EnvFailure, Observation, StepResult
 from .vector import VectorEnv
 
-
 _FIX = "make the environment deterministic given its task and actions"
 
 

@@ -27,6 +27,7 @@ from .limits import model_positions
 from .prompts import check_tokenizer
 from .sampling import SamplingConfig, precision_of
 from .scoring import Agree, PolicyScorer, score_responses
+from .template_options import template_options
 
 __all__ = [
     "HALF_PRECISION",
@@ -144,6 +145,9 @@ def preflight_run(parts: RunParts) -> PreflightReport:
         ValueError: the tokenizer has no chat template or padding token.
     """
     check_tokenizer(parts.tokenizer)
+    source = str(parts.tokenizer.chat_template)
+    kwargs = template_options(parts.suite, parts.chat_template_kwargs, "preflight", source)
+    parts = replace(parts, chat_template_kwargs=kwargs)
     model, temperature = parts.scorer.model, parts.sampling.temperature
     checks, stop_ids = text_checks(
         model,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..envs import Observation, Task, TaskSuite
+from ..envs import EnvFailure, Observation, Task, TaskSuite
 from ._preflight_report import OK, REFUSED, SKIPPED, WARNING, Check, attempt
 from .chat import Chat, shortest_chat
 from .control_tokens import CUT
 from .limits import embedding_rows, model_positions
 from .sampling import SamplingConfig
 from .stops import end_of_turn, named_stop_ids, stop_token_ids
+from .suite_calls import turn_messages
 from .types import Message
 
 _USER = "qvz user text 90125"
@@ -147,10 +148,11 @@ def check_task(
     name, observation = "task text in the prompt", Observation(_USER, ("look",))
     if task is None:
         return [Check(name, SKIPPED, "the suite has no task")]
-    try:
-        messages = suite.messages(task, [], observation)
-    except Exception as error:  # a suite may read more out of an observation than a made-up one holds
-        return [Check(name, SKIPPED, f"messages() of a made-up observation raised {type(error).__name__}")]
+    messages = turn_messages(suite, task, [], observation)
+    if isinstance(messages, EnvFailure):
+        if " raised " in messages.message:  # a suite may read more out of an observation than a made-up one holds
+            return [Check(name, SKIPPED, f"of a made-up observation, {messages.message}")]
+        return [Check(name, REFUSED, messages.message, "a list of messages", "correct the suite's messages()")]
     if not any(_USER in _content(message) for message in messages):
         return [Check(name, SKIPPED, "messages() leaves a made-up observation out")]
     checks = [attempt(name, lambda: _template_check(name, tokenizer, messages, kwargs), TEMPLATE_FIX)]

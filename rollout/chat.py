@@ -9,10 +9,11 @@ import logging
 import re
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from .control_tokens import CUT, OPENING, ControlTokens, continued, control_tokens, encode
+from .control_tokens import CUT, OPENING, ControlTokens, continued, encode
+from .forms import Template
+from .template_options import mentions
 from .templates import checked, render_text
 from .types import Message
 
@@ -20,103 +21,30 @@ logger = logging.getLogger(__name__)
 
 
 def _texts(value: Any, change: Any, key: str = "") -> Any:
-    """`value` with `change` applied to every string in it but roles, types and names of keys."""
+    """`value` with `change` applied to every string in it but roles, types and names of keys; arguments of tool calls
+    are foreign throughout."""
+    foreign = key == "arguments"
     if isinstance(value, str):
         return value if key in ("role", "type") else change(value)
     if isinstance(value, Mapping):
-        return {name: _texts(item, change, name) for name, item in value.items()}
-    return [_texts(item, change) for item in value] if isinstance(value, list | tuple) else value
+        return {
+            change(name) if foreign else name: _texts(item, change, "arguments" if foreign else name)
+            for name, item in value.items()
+        }
+    return (
+        [_texts(item, change, key if foreign else "") for item in value] if isinstance(value, list | tuple) else value
+    )
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """How a template takes messages of these roles: as strings or parts, and with how many control tokens around."""
-
-    parts: tuple[bool, ...]
-    controls: int
+_TEMPLATES: weakref.WeakKeyDictionary[Any, tuple[Any, Template]] = weakref.WeakKeyDictionary()
 
 
-class _Template:
-    """What was found out about one tokenizer's template."""
-
-    def __init__(self, tokenizer: Any):
-        self._tokenizer = weakref.proxy(tokenizer)
-        self._frames: dict[Any, _Frame] = {}
-        try:
-            frame = render_text(tokenizer, [{"role": "user", "content": "hello"}], {})
-        except ValueError:
-            frame = ""
-        self.controls = ControlTokens(control_tokens(tokenizer, frame))
-
-    def frame(self, messages: list[Message], kwargs: Mapping[str, Any]) -> _Frame:
-        """How the template takes these messages; found out once per roles and kinds of content."""
-        kinds = [0 if isinstance(m["content"], str) else max(len(m["content"]), 1) for m in messages]
-        key = (*((m["role"], kind, *m) for m, kind in zip(messages, kinds, strict=True)), repr(kwargs))
-        if key not in self._frames:
-            self._frames[key] = self._find_frame(messages, kinds, kwargs)
-        return self._frames[key]
-
-    def _find_frame(self, messages: list[Message], kinds: list[int], kwargs: Mapping[str, Any]) -> _Frame:
-        """Try the forms of content with marks in place of the texts; the first that shows every mark is right."""
-        count = len(messages)
-        forms = [tuple(kind > 0 for kind in kinds), (False,) * count, (True,) * count]
-        refusal, dropped = None, None
-        for parts in forms:  # grows below
-            probe = [
-                _marked(m, index, kind, parts[index])
-                for index, (m, kind) in enumerate(zip(messages, kinds, strict=True))
-            ]
-            try:
-                text = render_text(self._tokenizer, probe, kwargs)
-            except ValueError as error:
-                refusal = refusal or error
-                continue
-            missing = [index for index, kind in enumerate(kinds) if not _shown(text, _marks(index, kind))]
-            if not missing:
-                return _Frame(parts, self.controls.among(encode(self._tokenizer, text)))
-            dropped = messages[missing[0]]["role"] if dropped is None else dropped
-            turned = tuple(form != (index in missing) for index, form in enumerate(parts))
-            forms += [turned] if turned not in forms else []
-        if dropped is None and refusal is not None:
-            raise refusal
-        raise ValueError(
-            "render_prompt: messages must reach the model, but the tokenizer's chat template drops the content of the "
-            f"{dropped!r} message, as text and as parts; set another tokenizer.chat_template"
-        )
-
-
-def _marks(index: int, kind: int) -> list[str]:
-    return [f"probe{index}part{number}end" for number in range(max(kind, 1))]
-
-
-def _marked(message: Message, index: int, kind: int, parts: bool) -> Message:
-    marks = [{"type": "text", "text": mark} for mark in _marks(index, kind)]
-    return _as({**message, "content": marks}, parts)
-
-
-def _shown(text: str, marks: Sequence[str]) -> bool:
-    """Whether every mark stands in the text, and none of them as a value of a Python or JSON object."""
-    text = text.casefold()
-    return all(mark in text and not re.search(rf"""["']text["']: ["']{mark}""", text) for mark in marks)
-
-
-def _as(message: Message, parts: bool) -> Message:
-    """The message with its content as text parts or as one string."""
-    content = message["content"]
-    if isinstance(content, str):
-        return {**message, "content": [{"type": "text", "text": content}]} if parts else message
-    return message if parts else {**message, "content": "".join(part["text"] for part in content)}
-
-
-_TEMPLATES: weakref.WeakKeyDictionary[Any, tuple[Any, _Template]] = weakref.WeakKeyDictionary()
-
-
-def _known(tokenizer: Any) -> _Template:
+def _known(tokenizer: Any) -> Template:
     """What is known about the tokenizer, found out anew when its template or its tokens changed."""
     state = (tokenizer.chat_template, len(tokenizer), tokenizer.eos_token, tokenizer.pad_token)
     known = _TEMPLATES.get(tokenizer)
     if known is None or known[0] != state:
-        known = _TEMPLATES[tokenizer] = (state, _Template(tokenizer))
+        known = _TEMPLATES[tokenizer] = (state, Template(tokenizer))
     return known[1]
 
 
@@ -137,7 +65,7 @@ class Chat:
         self._template = _known(tokenizer)
         plain_messages = checked(messages)
         self._frame = self._template.frame(plain_messages, kwargs)
-        self._messages = [_as(m, parts) for m, parts in zip(plain_messages, self._frame.parts, strict=True)]
+        self._messages = self._frame.form.of(plain_messages)
         self._refused = False
         try:
             self.text = self._render(self._messages)
@@ -186,7 +114,9 @@ class Chat:
 
     def _behind_last_message(self) -> str:
         last = self._messages[-1]
-        content = last["content"]
+        content = last.get("content")
+        if content is None:
+            return ""
         content = content + CUT if isinstance(content, str) else [*content, {"type": "text", "text": CUT}]
         _, mark, tail = self._render([*self._messages[:-1], {**last, "content": content}]).rpartition(CUT)
         return tail if mark and self.text.endswith(tail) else ""
@@ -212,7 +142,7 @@ def check_chat_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
             random numbers, or one that cannot show a user message.
     """
     source = str(tokenizer.chat_template)
-    unknown = [name for name in kwargs if not re.search(rf"\b{re.escape(name)}\b", source)]
+    unknown = [name for name in kwargs if not mentions(source, name)]
     if unknown:
         raise ValueError(
             f"check_chat_template: chat_template_kwargs must name variables of the chat template, got {unknown[0]!r}, "

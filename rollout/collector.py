@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..envs import Task, TaskSuite
+from ..envs.results import shown
 from ..envs.vector import VectorEnv
 from .chat import check_chat_template
 from .contexts import check_context, named_context
@@ -17,7 +18,8 @@ from .prompts import check_tokenizer
 from .sampling import Sample, Sampler, SamplingConfig, batches_of
 from .scoring import Agree
 from .stops import stop_token_ids
-from .templates import check_template_kwargs
+from .suite_members import checked_factory, checked_setting
+from .template_options import template_options
 from .types import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -45,12 +47,14 @@ class RolloutCollector:
         generation_batch_size: prompts per ``generate`` call; None takes all active episodes.
         env_timeout: seconds before a silent environment worker is replaced.
         max_worker_rss_mb: replace a worker of more memory than this between episodes; None never does.
-        chat_template_kwargs: further variables of the chat template, such as ``{"enable_thinking": False}``.
+        chat_template_kwargs: further variables of the chat template, such as ``{"enable_thinking": False}``; they win
+            over those of the suite.
         agree: takes counts and returns their largest over all processes; given where every forward pass is a collective
             call (ZeRO-3 without gathered parameters). Every process then calls `collect`, also with no task at all,
             and keeps generating a token for nobody until the last one is done.
 
     Raises:
+        TypeError: a setting of the suite is of another kind, or its ``make_env()`` is no factory.
         ValueError: the tokenizer lacks a chat template or a padding token, its template lacks a variable that is set
             or cannot show a user message, or a number is not positive.
     """
@@ -71,11 +75,14 @@ class RolloutCollector:
         agree: Agree | None = None,
     ):
         check_tokenizer(tokenizer)
-        self.chat_template_kwargs = check_template_kwargs(chat_template_kwargs or {}, "RolloutCollector")
+        source = str(tokenizer.chat_template)
+        self.chat_template_kwargs = template_options(suite, chat_template_kwargs or {}, "RolloutCollector", source)
         check_chat_template(tokenizer, self.chat_template_kwargs)
         for name, value in (("num_envs", num_envs), ("generation_batch_size", generation_batch_size or 1)):
             if value < 1:
                 raise ValueError(f"RolloutCollector: {name} must be at least 1, got {value}")
+        for name in ("name", "max_turns", "history_length", "stop_strings"):
+            checked_setting(suite, name)
         self.tokenizer = tokenizer
         self.suite = suite
         self.sampling = sampling or SamplingConfig()
@@ -86,7 +93,7 @@ class RolloutCollector:
         )
         self.positions = model_positions(model)
         self.envs = VectorEnv(
-            suite.make_env(),
+            checked_factory(suite),
             num_envs,
             num_workers=num_workers,
             timeout=env_timeout,
@@ -148,6 +155,12 @@ class RolloutCollector:
                 'privileged=True means context="privileged"'
             )
         name = "privileged" if privileged else context
+        for task in tasks:
+            if not isinstance(task, Task):
+                raise TypeError(
+                    f"RolloutCollector.collect: tasks must be Task records, got {shown(task)} ({type(task).__name__}); "
+                    "pass those of suite.tasks(split)"
+                )
         for task in tasks[:1]:
             check_context(self.suite, task, name)
         starts = [

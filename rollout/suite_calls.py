@@ -24,7 +24,7 @@ def parsed_response(suite: TaskSuite, response: str, opened: str = "") -> Parsed
     def parse(text: str) -> ParsedResponse:
         return parsed_answer(suite.parse(text), text)
 
-    return _asked("parse", lambda: parse_response(parse, response, opened))
+    return asked("parse", lambda: parse_response(parse, response, opened))
 
 
 def parsed_or_empty(suite: TaskSuite, response: str, opened: str = "") -> ParsedResponse:
@@ -37,7 +37,7 @@ def turn_messages(
     suite: TaskSuite, task: Task, history: Sequence[HistoryEntry], observation: Observation
 ) -> list[Message] | EnvFailure:
     """``suite.messages(..)`` as a list of messages, or the failure ``"suite_error"``."""
-    return _asked("messages", lambda: messages_answer(suite.messages(task, history, observation)))
+    return asked("messages", lambda: messages_answer(suite.messages(task, history, observation)))
 
 
 def turn_chat(
@@ -46,7 +46,7 @@ def turn_chat(
     """Prompt ids and the thinking block that the prompt opens, or ``"suite_error"`` where the suite's hook or the
     template refuses."""
     member = "with_context" if context is not None and hasattr(suite, "with_context") else "messages"
-    shown_messages = _asked(member, lambda: informed(suite, messages, context))
+    shown_messages = asked(member, lambda: informed(suite, messages, context))
     if isinstance(shown_messages, EnvFailure):
         return shown_messages
 
@@ -54,7 +54,7 @@ def turn_chat(
         chat = Chat(tokenizer, shown_messages, kwargs)
         return chat.ids(), chat.opened()
 
-    return _asked(member, render)
+    return asked(member, render)
 
 
 def turn_context(context: str | ContextOf | None, turn: int) -> str | EnvFailure | None:
@@ -62,10 +62,11 @@ def turn_context(context: str | ContextOf | None, turn: int) -> str | EnvFailure
     if context is None or isinstance(context, str):
         return context
     member = context.member if isinstance(context, NamedContext) else "context"
-    return _asked(member, lambda: context_answer(context(turn), member))
+    return asked(member, lambda: context_answer(context(turn), member))
 
 
-def _asked(name: str, call: Callable[[], Any]) -> Any:
+def asked(name: str, call: Callable[[], Any]) -> Any:
+    """What `call` returns, or the failure ``"suite_error"`` that says what member `name` did wrong."""
     try:
         return call()
     except WrongAnswer as error:

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from .text import plain
+from .tools import checked_calls
 from .types import Message
 
 DATE = "2025-01-01"
@@ -84,7 +85,9 @@ def render_text(tokenizer: Any, messages: Sequence[Message], kwargs: Mapping[str
     arguments = dict(kwargs)
     if "strftime_now" in str(tokenizer.chat_template):
         date = arguments.pop("strftime_now", DATE)
-        arguments["chat_template"] = _with_stopped_clock(tokenizer.get_chat_template(), date)
+        arguments["chat_template"] = _with_stopped_clock(
+            tokenizer.get_chat_template(tools=arguments.get("tools")), date
+        )
     try:
         return tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=generation, **arguments
@@ -104,7 +107,8 @@ def checked(messages: Sequence[Message]) -> list[Message]:
     """The messages with unencodable text replaced.
 
     Raises:
-        TypeError: a message without role, or whose content is neither text nor a list of text parts.
+        TypeError: a message without role, or whose content is neither text nor a list of text parts; one with tool
+            calls may have no content.
         ValueError: there is no message.
     """
     if not messages:
@@ -116,12 +120,12 @@ def checked(messages: Sequence[Message]) -> list[Message]:
         if isinstance(content, list):
             for part in content:
                 check_part(part, message["role"])
-        elif not isinstance(content, str):
+        elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise TypeError(
                 f"render_prompt: messages must have text as content, got {type(content).__name__} in the "
                 f"{message['role']!r} message; pass a string or a list of text parts"
             )
-    return [plain(message) for message in messages]
+    return [plain(checked_calls(dict(message))) for message in messages]
 
 
 def check_part(part: Any, role: str) -> None:

@@ -289,7 +289,7 @@ class GRPOTrainer:
                             callback.on_credit(self, result.inputs, result.credit)
                 metrics = mean_over_processes(self.accelerator, result.metrics, len(batch.trajectories))
                 if self.first is not None:
-                    self.first.check_rollouts(self.tokenizer, batch, self.config.chat_template_kwargs)
+                    self.first.check_rollouts(self.tokenizer, batch, self.collector.chat_template_kwargs)
                     self.first.check_drift(metrics)
                 times["scoring"] = clock.lap()
                 metrics |= optimise(self, result.rows)

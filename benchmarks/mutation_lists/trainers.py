@@ -115,7 +115,7 @@ MUTATIONS = (
     ("snapshots", "else self.ema_rate", "else 1 - self.ema_rate", "rate of the average swapped", "trainers/test_teacher.py"),
     ("snapshots", "load_full_weights(model, self.weights, self.names)", "pass", "teacher's weights never put in",
      "trainers/test_teacher.py"),
-    ("batch", "if trajectory.failure is None]", "]", "failed rollouts are trained on", INPUTS),
+    ("batch", "t.failure is None and ", "", "failed rollouts are trained on", INPUTS),
     ("batch", "(columns < spans[:, 1:])", "(columns <= spans[:, 1:])", "span one token too long",
      "trainers/test_batch.py"),
     ("batch", "keys = [(g, turn.anchor or", "keys = [(0, turn.anchor or", "anchors shared across groups",

@@ -3,7 +3,13 @@
 
 FOLDER = "envs"
 TESTS = ("envs/test_vector_slots.py", "envs/test_results.py", "envs/test_vector.py")
+EPISODES = "rollout/test_episodes.py"
 MUTATIONS = (
+    ("replay", 'if one != other and (one or name == "text"):', "if False:", "a replay that shows something else goes on", EPISODES),
+    ("replay", "    if outcome.done:", "    if False:", "a replay goes on behind the end of its episode", EPISODES),
+    ("replay", "actions[slot] = recording.actions[turn]", "actions[slot] = recording.actions[0]", "the first action over and over", EPISODES),
+    ("replay", "if turn < len(recording.actions) and", "if turn + 1 < len(recording.actions) and", "the last recorded action is left out", EPISODES),
+    ("replay", "as_recorded(outcome.observation)", "recording.observations[turn]", "the record is compared with itself", EPISODES),
     ("vector", "slot // chunk % count if count else 0", "slot % count if count else 0", "slots dealt one by one, not in runs"),
     ("vector", "slot // chunk % count if count else 0", "0", "every slot on the first worker"),
     ("vector", "count = min(num_workers, num_envs)", "count = num_workers", "more workers than slots"),
