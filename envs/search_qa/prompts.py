@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..base import HistoryEntry, Message, Observation, ParsedResponse
+from ..kit import TaggedParser, history_text
+from ..kit.checks import check_counts
 
-STOP_STRINGS = ("</search>", "</answer>")
-
-_SEARCH = re.compile(r"<search>(.*?)</search>", re.DOTALL | re.IGNORECASE)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL | re.IGNORECASE)
-_SEARCH_OPEN = re.compile(r"<search>", re.IGNORECASE)
-_ANSWER_OPEN = re.compile(r"<answer>", re.IGNORECASE)
-_ENDS = (re.compile(r"</search>", re.IGNORECASE), re.compile(r"</answer>", re.IGNORECASE))
+_PARSER = TaggedParser(("search", "answer"), require_think=False, keep_tags=True, once=True)
+STOP_STRINGS = _PARSER.stop_strings
 
 _RULES = (
     "First reason about what you know and what is still missing, between <think> and </think> tags.\n"
@@ -45,24 +41,24 @@ def search_messages(
     Raises:
         ValueError: `history_length` is negative.
     """
-    if history_length < 0:
-        raise ValueError(
-            f"search_messages: history_length must be at least 0, got {history_length}; 4 is the usual value"
-        )
+    check_counts("search_messages", history_length=(history_length, 0, "4 is the usual value"))
     turn = len(history) + 1
-    parts = ["You answer a question with the help of a search engine.", f"Question: {question}"]
-    brought = [entry.observation for entry in history[1:]] + [observation.text]
-    shown = list(enumerate(zip(history, brought, strict=False), start=1))[max(0, len(history) - history_length) :]
-    if shown and history_length > 0:
-        lines = [
-            f"[Turn {number}] {entry.action or '(no valid action)'}\n{text or '(nothing came back)'}"
-            for number, (entry, text) in shown
-        ]
-        parts.append("Your turns so far, oldest first:\n" + "\n".join(lines))
+    brought = [*(entry.observation for entry in history[1:]), observation.text]
+    led_to = [replace(entry, observation=text) for entry, text in zip(history, brought, strict=False)]
+    shown = history_text(led_to, history_length, _turn)
     last = " It is your last: answer now, a search is not carried out any more." if turn >= max_turns else ""
-    parts.append(f"This is turn {turn} of {max_turns}.{last}")
-    parts.append(_RULES)
+    parts = [
+        "You answer a question with the help of a search engine.",
+        f"Question: {question}",
+        *([f"Your turns so far, oldest first:\n{shown}"] if shown else []),
+        f"This is turn {turn} of {max_turns}.{last}",
+        _RULES,
+    ]
     return [{"role": "user", "content": "\n\n".join(parts)}]
+
+
+def _turn(number: int, entry: HistoryEntry) -> str:
+    return f"[Turn {number}] {entry.action or '(no valid action)'}\n{entry.observation or '(nothing came back)'}"
 
 
 def parse_response(response: str) -> ParsedResponse:
@@ -76,17 +72,4 @@ def parse_response(response: str) -> ParsedResponse:
     >>> parse_response("<think>when?</think><Search> fall of Rome </Search> 476").action
     '<search>fall of Rome</search>'
     """
-    text = response if isinstance(response, str) else ""
-    end = next((match.end() for match in (pattern.search(text) for pattern in _ENDS) if match), len(text))
-    kind, block = "search", _SEARCH.search(text, 0, end)
-    if block is None:
-        kind, block = "answer", _ANSWER.search(text, 0, end)
-    think = _THINK.search(text, 0, block.start() if block else len(text))
-    searches, answers = len(_SEARCH_OPEN.findall(text)), len(_ANSWER_OPEN.findall(text))
-    return ParsedResponse(
-        thinking=think.group(1).strip() if think else "",
-        action=f"<{kind}>{block.group(1).strip()}</{kind}>" if block else "",
-        valid=block is not None and searches + answers == 1,
-        thinking_span=think.span(1) if think else None,
-        action_span=block.span(1) if block else None,
-    )
+    return _PARSER(response)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..base import HistoryEntry, Message, Observation, ParsedResponse
+from ..kit import RULES, TaggedParser, step_messages
+from ..kit.checks import check_counts
 from .pages import SEPARATOR
 
-STOP_STRINGS = ("</action>",)
-
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL | re.IGNORECASE)
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
+_PARSER = TaggedParser()
+STOP_STRINGS = _PARSER.stop_strings
 
 _RULES = (
-    "First reason step by step about what you know and what to do next, between <think> and </think> tags.\n"
+    f"{RULES.splitlines()[0]}\n"
     "Then give exactly one admissible action between <action> and </action> tags: a click word for word, or a search "
     "with your own words in the brackets."
 )
@@ -51,47 +51,17 @@ def webshop_messages(
     Raises:
         ValueError: a number is negative.
     """
-    if history_length < 0 or page_limit < 0:
-        raise ValueError(
-            f"webshop_messages: history_length and page_limit must be at least 0, got {history_length} "
-            f"and {page_limit}; 2 and 6000 are the usual values"
-        )
-    shown = history[max(len(history) - history_length, 0) :] if history_length else ()
-    parts = ["You are shopping in a web shop and act by typing commands.", f"Task: {task}"]
-    if shown:
-        first = len(history) - len(shown) + 1
-        lines = [
-            f"[Step {number}] Observation: {page_text(entry.observation, task, page_limit)}\n"
-            f"[Step {number}] Action: {entry.action or '(none)'}"
-            for number, entry in enumerate(shown, start=first)
-        ]
-        taken = "1 step" if len(history) == 1 else f"{len(history)} steps"
-        parts.append(f"You have taken {taken} so far. The latest, oldest first:\n" + "\n".join(lines))
-    where = f"Step {len(history) + 1}. Current observation:" if history else "Current observation:"
-    parts.append(f"{where}\n{page_text(observation.text, task, page_limit)}")
-    parts.append("Admissible actions:\n" + "\n".join(f"- {action}" for action in observation.admissible_actions))
-    parts.append(_RULES)
-    return [{"role": "user", "content": "\n\n".join(parts)}]
+    check_counts("webshop_messages", history_length=(history_length, 0, 2), page_limit=(page_limit, 0, 6000))
+    opening = "You are shopping in a web shop and act by typing commands."
+    pages = [replace(turn, observation=page_text(turn.observation, task, page_limit)) for turn in history]
+    page = replace(observation, text=page_text(observation.text, task, page_limit))
+    return step_messages(opening, task, pages, page, history_length=history_length, rules=_RULES)
 
 
 def parse_response(response: str) -> ParsedResponse:
-    """Thinking and action of a response; malformed text gives an invalid result and never an error.
-
-    The action is the stripped text between the first pair of action tags, its case kept; the thinking is the text of
-    the first think block in front of it. Without an action, or without a think block, the response is invalid: the
-    action, if there is one, is still handed on, and the turn counts as malformed.
+    """Thinking and action of a response, the action's case kept; see `turncredit.envs.kit.TaggedParser`.
 
     >>> parse_response("<think>jeans first</think><action>search[men's jeans]</action>").action
     "search[men's jeans]"
     """
-    text = response if isinstance(response, str) else ""
-    act = _ACTION.search(text)
-    think = _THINK.search(text, 0, act.start() if act else len(text))
-    action = act.group(1).strip() if act else ""
-    return ParsedResponse(
-        thinking=think.group(1).strip() if think else "",
-        action=action,
-        valid=bool(action) and think is not None,
-        thinking_span=think.span(1) if think else None,
-        action_span=act.span(1) if act else None,
-    )
+    return _PARSER(response)

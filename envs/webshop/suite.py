@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING
 
-from ..base import Environment, HistoryEntry, Message, Observation, ParsedResponse, Task
+from ..base import Environment, HistoryEntry, Message, Observation, Task
+from ..kit import BaseSuite, SuiteOptions
 from .env import Anchor, RewardKind, WebShopEnv
 from .goals import SPLIT_NAMES, Goal
 from .hints import Hint, goal_hint, wanted_values
@@ -15,105 +16,83 @@ from .prompts import STOP_STRINGS, parse_response, webshop_messages
 from .shop import Shop, ShopConfig, load_shop
 from .skills import skills_text
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _NO_BRACKETS = str.maketrans("[]", "  ")
 
-Privileged = Literal["skills", "hint", "both", "none"]
-PromptBuilder = Callable[[Task, Sequence[HistoryEntry], Observation], list[Message]]
 
-
-class WebShopSuite:
+class WebShopSuite(BaseSuite):
     """The goals of one shop, in the splits "train", "eval" and "test"; see `split_ranges`.
+
+    Contexts: ``"skills"`` of the task's department, and a ``"hint"`` with the goal's product, attributes and options;
+    ``privileged="both"`` is the hint, then the skills. A limit takes the first so many tasks.
 
     Args:
         config: where the data comes from; None takes ``WEBSHOP_DATA``, else the generated shop.
-        privileged: what the teacher reads: ``"skills"`` of the task's department, a ``"hint"`` with the goal's product,
-            attributes and options, ``"both"`` (hint first), or ``"none"``.
-        history_length: past turns shown in the prompt.
-        max_turns: turns after which the collector ends an episode.
-        limits: per split, only the first so many tasks.
         page_limit: characters of a page shown in the prompt; 0 shows all.
-        build_messages: replaces the prompt: called as ``(task, history, observation) -> messages``.
-        parse: replaces the parser of responses.
         anchor, reward: see `WebShopEnv`.
+        options: ``privileged`` ("skills"), ``history_length`` (2), ``max_turns`` (15), ``limits``, ``build_messages``
+            and ``parse``, see `turncredit.envs.kit.SuiteOptions`.
 
     Raises:
-        ValueError: an argument is out of range.
         FileNotFoundError, ImportError: see `load_shop`.
+        TypeError, ValueError: see `BaseSuite`.
     """
 
     name = "webshop"
-    stop_strings: tuple[str, ...] = STOP_STRINGS
+    splits = SPLIT_NAMES
+    max_turns = 15
+    stop_strings = STOP_STRINGS
+    parser = parse_response
+    privileged = "skills"
+    context_names = ("skills", "hint")
+    both = "hint+skills"
+    limit_by_type = False
 
     def __init__(
         self,
         config: ShopConfig | None = None,
         *,
-        privileged: Privileged = "skills",
-        history_length: int = 2,
-        max_turns: int = 15,
-        limits: Mapping[str, int] | None = None,
         page_limit: int = 6000,
-        build_messages: PromptBuilder | None = None,
-        parse: Callable[[str], ParsedResponse] = parse_response,
         anchor: Anchor = "observation",
         reward: RewardKind = "score",
+        **options: Unpack[SuiteOptions],
     ) -> None:
-        if privileged not in ("skills", "hint", "both", "none"):
-            raise ValueError(
-                f'WebShopSuite: privileged must be "skills", "hint", "both" or "none", got {privileged!r}; '
-                "choose one of them"
-            )
-        if history_length < 0 or max_turns < 1 or page_limit < 0:
-            raise ValueError(
-                "WebShopSuite: history_length and page_limit must be at least 0 and max_turns at least 1, "
-                f"got {history_length}, {page_limit} and {max_turns}; 2, 6000 and 15 are the usual values"
-            )
-        for split, limit in (limits or {}).items():
-            if split not in SPLIT_NAMES or limit < 1:
-                raise ValueError(
-                    f"WebShopSuite: limits must map a split of {list(SPLIT_NAMES)} to at least 1, "
-                    f"got {split!r}: {limit}; leave a split out for all its goals"
-                )
+        super().__init__(counts={"page_limit": (page_limit, 0, 6000)}, **options)
         self.config = config or ShopConfig()
-        self.privileged = privileged
-        self.history_length = history_length
-        self.max_turns = max_turns
         self.page_limit = page_limit
         self.anchor: Anchor = anchor
         self.reward: RewardKind = reward
-        self._limits = dict(limits or {})
-        self._build_messages = build_messages
-        self._parse = parse
-        self._tasks: dict[str, tuple[Task, ...]] = {}
 
     @property
     def shop(self) -> Shop:
         """The shop, loaded on first use."""
         return load_shop(self.config)
 
-    def tasks(self, split: str) -> tuple[Task, ...]:
+    def check_split(self, split: str) -> None:
+        """Raise a ValueError unless the shop has such a split."""
+        self.shop.split(split)
+
+    def load(self, split: str) -> list[Task]:
         """The tasks of a split in the fixed order of the goals; a task's type is its product's department."""
-        if split not in self._tasks:
-            goals = self.shop.split(split)[: self._limits.get(split)]
-            self._tasks[split] = tuple(Task(goal.id, goal.category, split) for goal in goals)
-        return self._tasks[split]
+        return [Task(goal.id, goal.category, split) for goal in self.shop.split(split)]
 
     def make_env(self) -> Callable[[], Environment]:
         """A picklable factory of `WebShopEnv`."""
         return partial(WebShopEnv, self.config, anchor=self.anchor, reward=self.reward)
 
-    def messages(self, task: Task, history: Sequence[HistoryEntry], observation: Observation) -> list[Message]:
+    def prompt(self, task: Task, history: Sequence[HistoryEntry], observation: Observation) -> list[Message]:
         """The chat messages of the next turn."""
-        if self._build_messages is not None:
-            return self._build_messages(task, history, observation)
-        words = observation.info.get("task") or self.goal(task).instruction
-        return webshop_messages(
-            words, history, observation, history_length=self.history_length, page_limit=self.page_limit
-        )
+        wish = observation.info.get("task") or self.goal(task).instruction
+        limits = {"history_length": self.history_length, "page_limit": self.page_limit}
+        return webshop_messages(wish, history, observation, **limits)
 
-    def parse(self, response: str) -> ParsedResponse:
-        """Take a response apart; never raises."""
-        return self._parse(response)
+    def context(self, task: Task, name: str) -> str:
+        """Skills of the task's department, or the hint."""
+        if name == "skills":
+            return f"Useful skills:\n{skills_text(task.type, self.goal(task).instruction)}"
+        return f"Hint for this task: {self.hint(task).text}."
 
     @staticmethod
     def same_target(first: str, second: str) -> bool:
@@ -124,15 +103,6 @@ class WebShopSuite:
         return verbs[0] == verbs[1] and (
             verbs[0] != "click" or targets[0].strip().lower() == targets[1].strip().lower()
         )
-
-    def privileged_context(self, task: Task) -> str | None:
-        """Skills, hint, both or nothing, as the suite was asked."""
-        parts = []
-        if self.privileged in ("hint", "both"):
-            parts.append(f"Hint for this task: {self.hint(task).text}.")
-        if self.privileged in ("skills", "both"):
-            parts.append(f"Useful skills:\n{skills_text(task.type, self.goal(task).instruction)}")
-        return "\n\n".join(parts) or None
 
     def goal(self, task: Task) -> Goal:
         """The goal behind a task."""
