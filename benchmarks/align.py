@@ -1,6 +1,6 @@
 """How fast AlignOPSD shares credit, against the plain loop of its reference, in one run.
 
-    python benchmarks/align.py
+    PYTHONPATH=tests python benchmarks/align.py
 
 prints a table over sizes. Times are CPU milliseconds of one thread, medians of rounds in which everything of a row is
 measured once, so that another load on the machine meets all alike. At 1,024 trajectories and 8,192 turns of up to 512
@@ -9,12 +9,11 @@ tokens, segmentation with allocation takes less than a tenth of the loop's time.
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from timing import in_turns
 
 from turncredit.credit.align import (
     align_opsd,
@@ -28,10 +27,10 @@ from turncredit.credit.align import (
 from turncredit.credit.inputs import CreditInputs
 from turncredit.credit.registry import get_credit
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from helpers import reference_align
-from timing import in_turns
+try:
+    from helpers import reference_align
+except ModuleNotFoundError:
+    raise SystemExit("the plain loops lie with the tests: PYTHONPATH=tests python benchmarks/align.py") from None
 
 
 def selection(name: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What credit costs: every method beside its plain loop and beside one pass over the two log-prob tensors.
 
+    export PYTHONPATH=tests                    # where the plain loops lie
     python benchmarks/credit.py                # 1 thread, CPU time: sizes, ratios, loops, memory; some minutes
     python benchmarks/credit.py --threads 2    # 2 threads, elapsed time
     python benchmarks/credit.py --only ratios  # or sizes, loops, memory
@@ -31,10 +32,11 @@ import torch
 from turncredit.credit import CreditInputs, get_credit, list_credits
 from turncredit.credit.align import Correspondence, Sources, TaskBlock
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+try:
+    from helpers import reference
+except ModuleNotFoundError:
+    raise SystemExit("the plain loops lie with the tests: PYTHONPATH=tests python benchmarks/credit.py") from None
 import align
-from helpers import reference
 from timing import in_turns
 
 METHODS = ("grpo", "agent_opsd", "agent_opsd_token", "rlsd", "step_opsd", "gigpo")

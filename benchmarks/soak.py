@@ -11,19 +11,17 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-import common
 import numpy as np
-import train_alfworld
 
+from turncredit.envs.alfworld.compact import BUDGETS, compact_suite, generate_once
 from turncredit.trainers import GRPOTrainer
+from turncredit.trainers.launch import EMBEDDED_SETTINGS, load_policy, make_config, make_parser
 
+EMBEDDED = Path(__file__).resolve().parents[1] / "examples" / "assets" / "alfworld_tiny"
+GAMES = "outputs/alfworld_games"
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,16 +47,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--credit", default="agent_opsd")
     arguments = parser.parse_args()
-    args = common.make_parser(None).parse_args(["--credit", arguments.credit])
-    accelerator = common.make_accelerator(args)
-    games = {"games_dir": "outputs/alfworld_games", "num_games": 192, "max_turns": None}
-    suite = train_alfworld.generated_suite(SimpleNamespace(**vars(args), **games), accelerator)
-    defaults = {**train_alfworld.GENERATED, "learning_rate": 1e-12, "max_steps": 10**6, "output_dir": "outputs/soak"}
-    config = common.make_config(args, defaults)
-    model, tokenizer = common.load_policy(args, train_alfworld.EMBEDDED)
+    args = make_parser().parse_args(["--credit", arguments.credit, "--output-dir", "outputs/soak"])
+    config = make_config(args, {**EMBEDDED_SETTINGS, **BUDGETS, "learning_rate": 1e-12, "max_steps": 10**6})
+    generate_once(GAMES, {"train": 192, "eval": 64})
+    suite = compact_suite(GAMES, ["train", "eval"])
+    model, tokenizer = load_policy(str(EMBEDDED))
     rows: list[dict[str, float]] = []
     not_finite = 0
-    with GRPOTrainer(model, tokenizer, suite, config, accelerator=accelerator) as trainer:
+    with GRPOTrainer(model, tokenizer, suite, config) as trainer:
         trainer.evaluate()
         began = time.monotonic()
         while time.monotonic() - began < 60 * arguments.minutes:

@@ -10,24 +10,21 @@ trajectory. Agreement is counted raw, and after subtracting the group's mean evi
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-from tiny_policy.prompt import compact_messages, trained_hint
-from train_alfworld import EMBEDDED
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from turncredit.envs.alfworld import AlfWorldSuite, generate_games
+from turncredit.envs.alfworld import generate_games
+from turncredit.envs.alfworld.compact import compact_suite
 from turncredit.rollout import PolicyScorer, RolloutCollector, SamplingConfig
 from turncredit.trainers.batch import make_batch, usable
 from turncredit.trainers.scores import ScoringSettings
 from turncredit.trainers.teacher import score_teacher, teacher_prompts
+
+EMBEDDED = Path(__file__).resolve().parents[1] / "examples" / "assets" / "alfworld_tiny"
 
 
 def main() -> None:
@@ -40,14 +37,7 @@ def main() -> None:
     sampling = SamplingConfig(max_completion_length=20, max_prompt_length=512)
     with tempfile.TemporaryDirectory() as folder:
         generate_games(folder, args.tasks, seed=args.seed, split="probe", num_workers=2)
-        suite = AlfWorldSuite(
-            folder,
-            splits=["probe"],
-            privileged="hint",
-            max_turns=14,
-            build_messages=compact_messages,
-            build_hint=trained_hint,
-        )
+        suite = compact_suite(folder, ["probe"])
         tasks = suite.tasks("probe")
         with RolloutCollector(model, tokenizer, suite, sampling) as collector:
             for temperature in (1.0, 0.4):

@@ -9,39 +9,24 @@ busy machine slows all of them alike; the first round only warms up. All start f
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from turncredit.envs.alfworld import generate_games
+from turncredit.envs.alfworld.compact import BUDGETS, compact_suite
+from turncredit.trainers import GRPOTrainer
+from turncredit.trainers.launch import EMBEDDED_SETTINGS, load_policy, make_config, make_parser
 
-from tiny_policy.prompt import compact_messages, trained_hint
-from train_alfworld import EMBEDDED, GENERATED
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from turncredit.envs.alfworld import AlfWorldSuite, generate_games
-from turncredit.rollout import SamplingConfig
-from turncredit.trainers import GRPOConfig, GRPOTrainer
-
+EMBEDDED = Path(__file__).resolve().parents[1] / "examples" / "assets" / "alfworld_tiny"
 PHASES = ("generation", "environment", "scoring", "training", "total")
 
 
 def make_trainer(folder: Path, method: str, games: Path) -> GRPOTrainer:
-    settings = dict(GENERATED, output_dir=str(folder / method), credit=method, log_completions=0)
-    limits = {name: settings.pop(name) for name in ("max_completion_length", "max_prompt_length")}
-    suite = AlfWorldSuite(
-        games,
-        splits={"train": "train", "eval": "eval"},
-        privileged="hint",
-        max_turns=14,
-        build_messages=compact_messages,
-        build_hint=trained_hint,
-    )
-    model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
-    return GRPOTrainer(model, tokenizer, suite, GRPOConfig(**settings, sampling=SamplingConfig(**limits)))
+    settings = {**EMBEDDED_SETTINGS, **BUDGETS, "output_dir": str(folder / method), "credit": method}
+    config = make_config(make_parser().parse_args([]), settings | {"log_completions": 0})
+    return GRPOTrainer(*load_policy(str(EMBEDDED)), compact_suite(games, ["train", "eval"]), config)
 
 
 def main() -> None:

@@ -8,34 +8,28 @@ Plays the embedded ALFWorld default, the same episodes three times, alternating;
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-import common
-import train_alfworld
-
+from turncredit.envs.alfworld.compact import BUDGETS, compact_suite, generate_once
 from turncredit.trainers import GRPOTrainer
 from turncredit.trainers.distributed import agree_max, whole_for_generation
+from turncredit.trainers.launch import EMBEDDED_SETTINGS, load_policy, make_accelerator, make_config, make_parser
 
+EMBEDDED = Path(__file__).resolve().parents[1] / "examples" / "assets" / "alfworld_tiny"
+GAMES = "outputs/alfworld_games"
 ROUNDS = 3
 
 
 def main() -> None:
-    args = SimpleNamespace(
-        mixed_precision="no", model=None, attn_implementation=None, gradient_checkpointing=False, lora_rank=None
-    )
-    options = {"games_dir": "outputs/alfworld_games", "num_games": 192, "max_turns": None}
-    accelerator = common.make_accelerator(args)
-    suite = train_alfworld.generated_suite(SimpleNamespace(**vars(args), **options), accelerator)
+    accelerator = make_accelerator()
+    with accelerator.local_main_process_first():
+        generate_once(GAMES, {"train": 192, "eval": 64})
+    suite = compact_suite(GAMES, ["train", "eval"])
     seconds: dict[str, list[float]] = {"once a phase": [], "once a turn": [], "sharded, in step": []}
-    defaults = {**train_alfworld.GENERATED, "num_tasks": 4, "output_dir": "outputs/zero3_generation"}
-    parser = common.make_parser(None)
-    config = common.make_config(parser.parse_args([]), defaults)
-    model, tokenizer = common.load_policy(args, train_alfworld.EMBEDDED)
+    defaults = {**EMBEDDED_SETTINGS, **BUDGETS, "credit": "agent_opsd", "num_tasks": 4}
+    config = make_config(make_parser().parse_args(["--output-dir", "outputs/zero3_generation"]), defaults)
+    model, tokenizer = load_policy(str(EMBEDDED))
     with GRPOTrainer(model, tokenizer, suite, config, accelerator=accelerator) as trainer:
         collector, tasks = trainer.collector, trainer.tasks_of(0)
         sample = collector.sampler.sample

@@ -24,68 +24,38 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import common
-from accelerate import Accelerator  # pyright: ignore[reportAttributeAccessIssue]
-from policies import resolve_policy
-from tiny_policy.prompt import compact_messages, trained_hint
-
-from turncredit.envs import TaskSuite
-from turncredit.envs.alfworld import AlfWorldSuite, generate_games
+from turncredit.envs.alfworld import AlfWorldSuite
+from turncredit.envs.alfworld.compact import BUDGETS, MAX_TURNS, compact_suite, generate_once
+from turncredit.trainers.launch import EMBEDDED_SETTINGS, main, make_parser
 
 EMBEDDED = Path(__file__).parent / "assets" / "alfworld_tiny"
-
-# a 3B model on the official games: the papers' settings (METHODS, section 5)
-OFFICIAL = {"output_dir": "outputs/alfworld", "credit": "agent_opsd"}
-
-# a named model on generated games: the same, for less long
-NAMED = OFFICIAL | {"max_steps": 20, "num_tasks": 8}
-
-# the embedded policy: small numbers, a large step; prompt and response fit into its 512 positions
-GENERATED = common.EMBEDDED_SETTINGS | {
-    "output_dir": "outputs/alfworld",
-    "credit": "agent_opsd",
-    "max_completion_length": 20,
-    "max_prompt_length": 492,
-    "num_eval_tasks": 64,
-}
+NUM_EVAL_TASKS = 64
 
 
-def generated_suite(args: argparse.Namespace, accelerator: Accelerator) -> TaskSuite:
-    """Small houses, generated once into a folder that later runs reuse."""
-    folder = Path(args.games_dir)
-    with accelerator.local_main_process_first():
-        for split, count in (("train", args.num_games), ("eval", GENERATED["num_eval_tasks"])):
-            if len(list((folder / "json_2.1.1" / split).glob("*/*/game.tw-pddl"))) < count:
-                generate_games(folder, count, seed=0, split=split, house_size="small", num_workers=2)
-    return AlfWorldSuite(
-        folder,
-        splits={"train": "train", "eval": "eval"},
-        privileged=_privileged(args),
-        max_turns=args.max_turns or 14,
-        build_messages=compact_messages if common.is_embedded(args) else None,
-        build_hint=trained_hint if common.is_embedded(args) else None,
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Of the embedded policy; or of the papers, for less long on generated games."""
+    if args.embedded:
+        return {**EMBEDDED_SETTINGS, **BUDGETS, "credit": "agent_opsd", "num_eval_tasks": NUM_EVAL_TASKS}
+    return {"credit": "agent_opsd"} | ({"max_steps": 20, "num_tasks": 8} if args.data is None else {})
+
+
+def make_suite(args: argparse.Namespace) -> AlfWorldSuite:
+    """Small houses, generated once into a folder that later runs reuse; or the official games of --data."""
+    generated = args.data is None
+    if generated:
+        generate_once(args.games_dir, {"train": args.num_games, "eval": NUM_EVAL_TASKS})
+    make = compact_suite if args.embedded else AlfWorldSuite
+    return make(
+        args.games_dir if generated else args.data,
+        splits={"train": "train", "eval": "eval" if generated else args.eval_split},
+        privileged=args.privileged or ("hint" if args.embedded else "skills"),
+        max_turns=args.max_turns or (MAX_TURNS if generated else 50),
+        limits={"eval": args.num_eval_games} if args.num_eval_games and not generated else None,
     )
 
 
-def official_suite(args: argparse.Namespace) -> TaskSuite:
-    """The official games: trained on `train`, evaluated on `valid_unseen` (or --eval-split)."""
-    return AlfWorldSuite(
-        args.data,
-        splits={"train": "train", "eval": args.eval_split},
-        privileged=_privileged(args),
-        max_turns=args.max_turns or 50,
-        limits={"eval": args.num_eval_games} if args.num_eval_games else None,
-        build_messages=compact_messages if common.is_embedded(args) else None,
-        build_hint=trained_hint if common.is_embedded(args) else None,
-    )
-
-
-def _privileged(args: argparse.Namespace) -> Any:
-    return getattr(args, "privileged", None) or ("hint" if common.is_embedded(args) else "skills")
-
-
-def main() -> None:
-    parser = common.make_parser(__doc__)
+if __name__ == "__main__":
+    parser = make_parser(__doc__)
     parser.add_argument("--max-turns", type=int, help="turns per episode: 14 on generated games, 50 on official ones")
     parser.add_argument(
         "--privileged",
@@ -96,15 +66,4 @@ def main() -> None:
     parser.add_argument("--num-eval-games", type=int, help="a balanced panel of so many official games")
     parser.add_argument("--games-dir", default="outputs/alfworld_games", help="folder of generated games")
     parser.add_argument("--num-games", type=int, default=192, help="generated training games")
-    args = parser.parse_args()
-    output_dir = common.given_options(args).get("output_dir", OFFICIAL["output_dir"])
-    resolve_policy(args, EMBEDDED, "alfworld", output_dir)
-    settings = GENERATED if common.is_embedded(args) else NAMED if args.data is None else OFFICIAL
-    config = common.make_config(args, settings)
-    accelerator = common.make_accelerator(args)
-    suite = generated_suite(args, accelerator) if args.data is None else official_suite(args)
-    common.run(args, suite, config, EMBEDDED, accelerator)
-
-
-if __name__ == "__main__":
-    main()
+    main("alfworld", make_suite, settings, parser=parser, embedded=EMBEDDED)

@@ -1,8 +1,8 @@
 """Train an agent to shop in WebShop with turn-level credit.
 
 Without arguments: a shop is generated, a policy of under a million parameters (examples/assets/webshop_tiny, made by
-examples/warm_start_webshop.py) is trained with AgentOPSD on two CPU cores, and success on held-out goals is printed
-before and after. Nothing is downloaded.
+examples/warm_start.py) is trained with AgentOPSD on two CPU cores, and success on held-out goals is printed before and
+after. Nothing is downloaded.
 
     python examples/train_webshop.py
     python examples/train_webshop.py --credit grpo --output-dir outputs/webshop_grpo
@@ -21,45 +21,40 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-
-import common
-from policies import resolve_policy
-from tiny_shop.demonstrations import MAX_TURNS, embedded_suite
+from typing import Any
 
 from turncredit.envs.webshop import ShopConfig, WebShopSuite
+from turncredit.envs.webshop.compact import BUDGETS, MAX_TURNS, compact_suite
+from turncredit.trainers.launch import EMBEDDED_SETTINGS, main, make_parser
 
 EMBEDDED = Path(__file__).parent / "assets" / "webshop_tiny"
 
-# the papers' settings (METHODS, section 5)
-OFFICIAL = {"output_dir": "outputs/webshop", "credit": "agent_opsd", "max_prompt_length": 4096}
 
-# the embedded policy in the generated shop: small numbers, a large step
-GENERATED = common.EMBEDDED_SETTINGS | {
-    "output_dir": "outputs/webshop",
-    "credit": "agent_opsd",
-    "max_completion_length": 20,
-    "max_prompt_length": 384,
-    "num_workers": 0,
-}
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Of the embedded policy in the generated shop; or of the papers, for less long where the shop is generated."""
+    common = {"credit": "agent_opsd", "num_eval_tasks": args.num_eval_goals}
+    if args.embedded:
+        if args.data or args.goals != "synthetic":
+            raise ValueError(
+                "--model must name another model with --data or --goals human: "
+                "the embedded policy knows the generated shop"
+            )
+        return {**EMBEDDED_SETTINGS, **BUDGETS, **common, "num_workers": 0}
+    short = {} if ShopConfig(data=args.data).folder else {"max_steps": 20, "num_tasks": 8}
+    return common | {"max_prompt_length": 4096} | short
 
 
 def make_suite(args: argparse.Namespace) -> WebShopSuite:
     """The generated shop for the embedded policy; with a model the official shop where there is one."""
-    limits = {"eval": args.num_eval_goals}
-    if common.is_embedded(args):
-        options = {"privileged": args.privileged or "hint", "max_turns": args.max_turns or MAX_TURNS}
-        return embedded_suite(limits=limits, reward=args.reward, **options)
-    return WebShopSuite(
-        ShopConfig(data=args.data, goals=args.goals),
-        privileged=args.privileged or "skills",
-        max_turns=args.max_turns or 15,
-        limits=limits,
-        reward=args.reward,
-    )
+    options = {"limits": {"eval": args.num_eval_goals}, "reward": args.reward}
+    if args.embedded:
+        return compact_suite(privileged=args.privileged or "hint", max_turns=args.max_turns or MAX_TURNS, **options)
+    shop = ShopConfig(data=args.data, goals=args.goals)
+    return WebShopSuite(shop, privileged=args.privileged or "skills", max_turns=args.max_turns or 15, **options)
 
 
-def main() -> None:
-    parser = common.make_parser(__doc__)
+if __name__ == "__main__":
+    parser = make_parser(__doc__)
     parser.add_argument("--goals", choices=("synthetic", "human"), default="synthetic")
     parser.add_argument("--reward", choices=("score", "success"), default="score")
     parser.add_argument(
@@ -69,21 +64,4 @@ def main() -> None:
     )
     parser.add_argument("--max-turns", type=int, help="turns per episode: 8 with the embedded policy, 15 with a model")
     parser.add_argument("--num-eval-goals", type=int, default=64, help="the first so many goals of the eval split")
-    args = parser.parse_args()
-    output_dir = common.given_options(args).get("output_dir", OFFICIAL["output_dir"])
-    resolve_policy(args, EMBEDDED, "webshop", output_dir)
-    if common.is_embedded(args) and (args.data or args.goals != "synthetic"):
-        parser.error(
-            "--model must name another model with --data or --goals human: the embedded policy knows the generated shop"
-        )
-    suite = make_suite(args)
-    if common.is_embedded(args):
-        defaults = GENERATED
-    else:
-        defaults = OFFICIAL if suite.config.folder else OFFICIAL | {"max_steps": 20, "num_tasks": 8}
-    config = common.make_config(args, defaults | {"num_eval_tasks": args.num_eval_goals})
-    common.run(args, suite, config, EMBEDDED)
-
-
-if __name__ == "__main__":
-    main()
+    main("webshop", make_suite, settings, parser=parser, embedded=EMBEDDED)

@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import runpy
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,9 @@ from helpers.toy import ToySuite
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turncredit.rollout import SamplingConfig
-from turncredit.trainers import GRPOConfig, GRPOTrainer
+from turncredit.trainers import GRPOConfig, GRPOTrainer, launch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
-
-import common  # noqa: E402
-import policies  # noqa: E402
-
 EXAMPLES = ["train_webshop", "train_search_qa"]
 if importlib.util.find_spec("textworld") is not None:
     EXAMPLES.append("train_alfworld")
@@ -33,27 +30,28 @@ def started(monkeypatch, tmp_path):
     monkeypatch.delenv("WEBSHOP_DATA", raising=False)
 
     def start(example, *flags):
-        module = importlib.import_module(example)
         seen = {}
 
-        def run(args, suite, config, embedded, accelerator=None):
+        def run(args, suite, config, source, accelerator):
             seen.update(args=args, suite=suite, config=config)
 
-        monkeypatch.setattr(common, "run", run)
+        monkeypatch.setattr(launch, "run", run)
         if example == "train_alfworld":
-            from turncredit.envs.alfworld import AlfWorldSuite
+            from turncredit.envs import alfworld
+            from turncredit.envs.alfworld import compact
 
-            monkeypatch.setattr(module, "generate_games", lambda *a, **k: None)
-            monkeypatch.setattr(module, "AlfWorldSuite", lambda *a, **options: (AlfWorldSuite, options))
+            monkeypatch.setattr(compact, "generate_once", lambda *a, **k: None)
+            for module in (alfworld, compact):
+                monkeypatch.setattr(module, "AlfWorldSuite", lambda *a, **options: (a, options))
         monkeypatch.setattr(sys, "argv", [example, *flags])
-        module.main()
+        runpy.run_path(str(ROOT / "examples" / f"{example}.py"), run_name="__main__")
         return seen
 
     return start
 
 
 def has_compact_prompts(suite):
-    builder = suite[1]["build_messages"] if isinstance(suite, tuple) else suite._build_messages
+    builder = suite[1].get("build_messages") if isinstance(suite, tuple) else suite._build_messages
     return builder is not None and builder.__name__ == "compact_messages"
 
 
@@ -153,10 +151,10 @@ def test_a_policy_without_a_note_is_known_by_its_vocabulary(tmp_path):
 
     source = ROOT / "examples" / "assets" / "webshop_tiny"
     shutil.copytree(source, tmp_path / "copy")
-    args = common.make_parser(None).parse_args(["--model", str(tmp_path / "copy")])
-    policies.resolve_policy(args, source, "webshop", "outputs")
+    args = launch.make_parser().parse_args(["--model", str(tmp_path / "copy")])
+    launch.resolve_policy(args, source, "webshop", "outputs")
     assert args.embedded
-    policies.resolve_policy(args, ROOT / "examples" / "assets" / "alfworld_tiny", "alfworld", "outputs")
+    launch.resolve_policy(args, ROOT / "examples" / "assets" / "alfworld_tiny", "alfworld", "outputs")
     assert not args.embedded
 
 
@@ -175,9 +173,14 @@ def test_a_policy_without_a_note_is_known_by_its_vocabulary(tmp_path):
         (["--config", "bad.json"], "--config: bad.json must be a JSON file of options"),
         (["--config", "nowhere.json"], "--config: nowhere.json must be a JSON file of options"),
         (["--set", "no_such=1"], "unknown options"),
+        (["--set", "learning_rat=1"], r"unknown options \['learning_rat'\]; did you mean \['learning_rate'\]\?"),
+        (["--credit", "no_such"], "credit must be one of .*, got 'no_such'"),
+        (["--credit-option", "gama=1"], "gama"),
+        (["--credit", "agent_opsd", "--credit-option", "weight_min=-1"], "weight_min"),
     ],
 )
-def test_flags_that_cannot_be_are_named(started, tmp_path, flags, message):
+def test_flags_that_cannot_be_are_named_before_anything_is_made(started, tmp_path, monkeypatch, flags, message):
+    monkeypatch.setattr(launch, "make_accelerator", lambda *a: pytest.fail("a suite is made next"))
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "bad.json").write_text("{bad")
@@ -203,8 +206,8 @@ def test_flags_that_cannot_be_are_named(started, tmp_path, flags, message):
     ],
 )
 def test_values_of_flags_read_as_python_or_json_writes_them(text, value):
-    args = common.make_parser(None).parse_args(["--set", f"seed={text}", "--credit-option", f"seed={text}"])
-    assert common.given_options(args) == {"seed": value, "credit_options": {"seed": value}}
+    args = launch.make_parser().parse_args(["--set", f"seed={text}", "--credit-option", f"seed={text}"])
+    assert launch.given_options(args) == {"seed": value, "credit_options": {"seed": value}}
 
 
 def test_options_of_a_file_may_group_those_of_sampling(started, tmp_path):
@@ -216,19 +219,19 @@ def test_options_of_a_file_may_group_those_of_sampling(started, tmp_path):
 def test_evaluating_leaves_the_run_folder_alone(tmp_path, monkeypatch, capsys):
     source = checkpoint_of(tmp_path / "run", ToySuite())
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    args = common.make_parser(None).parse_args(["--eval-only", "--resume", "--lora-rank", "4"])
-    policies.resolve_policy(args, ROOT / "examples" / "assets" / "webshop_tiny", "toy", str(tmp_path / "run"))
+    args = launch.make_parser().parse_args(["--eval-only", "--resume", "--lora-rank", "4"])
+    launch.resolve_policy(args, ROOT / "examples" / "assets" / "webshop_tiny", "toy", str(tmp_path / "run"))
     sampling = SamplingConfig(max_completion_length=4)
     config = GRPOConfig(output_dir=tmp_path / "run", num_tasks=2, num_eval_tasks=2, num_workers=0, sampling=sampling)
     loaded = []
-    original = common.load_policy
+    original = launch.load_policy
 
     def recorded(*arguments):
         loaded.append(original(*arguments))
         return loaded[-1]
 
-    monkeypatch.setattr(common, "load_policy", recorded)
-    common.run(args, ToySuite(), config, ROOT / "nowhere")
+    monkeypatch.setattr(launch, "load_policy", recorded)
+    launch.run(args, ToySuite(), config, args.model, launch.make_accelerator())
     said = capsys.readouterr().out
     assert f"evaluating {source / 'model'} with the settings of the papers: learning rate 1e-06" in said
     assert '"eval/success"' in said
@@ -240,7 +243,7 @@ def test_evaluating_leaves_the_run_folder_alone(tmp_path, monkeypatch, capsys):
 def test_a_checkpoint_of_an_adapter_is_loaded_with_it(tmp_path):
     peft = pytest.importorskip("peft")
     tiny_model().save_pretrained(tmp_path / "base")
-    base = common.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    base = launch.load_model(str(tmp_path / "base"))
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
     adapted.save_pretrained(tmp_path / "adapter")
     ids = torch.arange(6)[None]
@@ -248,11 +251,47 @@ def test_a_checkpoint_of_an_adapter_is_loaded_with_it(tmp_path):
         wanted = adapted(ids).logits
         with adapted.disable_adapter():
             plain = adapted(ids).logits
-    args = common.make_parser(None).parse_args(["--model", str(tmp_path / "adapter")])
-    model = common.load_model(args, tmp_path)
+    model = launch.load_model(str(tmp_path / "adapter"))
     assert type(model) is type(tiny_model())
     assert not getattr(model, "_hf_peft_config_loaded", False)
     assert all(parameter.requires_grad for parameter in model.parameters())
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(wanted, plain, atol=1e-2)
+
+
+def test_the_script_of_the_documentation_needs_a_suite_and_a_model(tmp_path, monkeypatch, capsys):
+    tiny_llama().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    seen = []
+    module = types.ModuleType("my_suite")
+    vars(module)["MySuite"] = lambda data, level: seen.append((data, level)) or ToySuite()
+    monkeypatch.setitem(sys.modules, "my_suite", module)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
+    Path("train.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+
+    def start(*flags):
+        monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+        runpy.run_path("train.py", run_name="__main__")
+
+    with pytest.raises(SystemExit, match="--model must name the policy to train"):
+        start()
+    assert not seen
+    small = ("num_workers=0", "max_completion_length=4", "num_tasks=2", "num_generations=2", "num_eval_tasks=1")
+    options = [word for option in small for word in ("--set", option)]
+    start("--model", "model", "--max-steps", "1", "--level", "2", "--data", "here", *options)
+    assert seen == [("here", 2)]
+    assert "after 1 updates of grpo" in capsys.readouterr().out
+    assert Path("outputs", "mine", "metrics.jsonl").is_file()
+
+
+def test_flags_that_do_not_go_together_are_said_with_the_usage(started, capsys):
+    for example, flags, message in (
+        ("train_webshop", ["--data", "shop"], "the embedded policy knows the generated shop"),
+        ("train_search_qa", ["--data", "train.parquet"], "--data needs --model of another policy"),
+        ("train_search_qa", ["--retriever", "http://127.0.0.1:1"], "need --model"),
+    ):
+        with pytest.raises(SystemExit):
+            started(example, *flags)
+        assert message in capsys.readouterr().err

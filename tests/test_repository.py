@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("credit", "envs", "rollout", "trainers")
@@ -28,3 +33,34 @@ def test_no_link_of_the_checkout_leads_to_a_folder_it_lies_in():
     assert {link.name for link in links} >= set(PACKAGES)
     for link in links:
         assert link.resolve() not in link.absolute().parents, link
+
+
+def checked_in(*patterns: str) -> list[Path]:
+    """Files under version control, by name."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+def test_nothing_changes_the_path_of_imports():
+    """Scripts import the library and what lies beside them; only the mutations' child looks into its copy first."""
+    changing = re.compile(r"sys\.path(\.insert|\.append|\[:0\]| *\+?=)|syspath_prepend")
+    found = {str(path.relative_to(ROOT)) for path in checked_in("*.py", "*.ipynb") if changing.search(path.read_text())}
+    assert found - {"tests/test_repository.py"} == {"benchmarks/mutations.py"}
+
+
+def test_examples_stay_examples():
+    lines = sum(len(path.read_text().splitlines()) for path in checked_in("examples/*.py", "examples/*.md"))
+    assert lines < 1300
+
+
+def test_prompts_and_players_of_the_embedded_policies_need_neither_torch_nor_an_engine():
+    names = [
+        f"turncredit.envs.{env}.{part}"
+        for env in ("alfworld", "webshop", "search_qa")
+        for part in ("compact", "player")
+    ]
+    code = f"import sys, {', '.join(names)}; print({{'torch', 'transformers', 'textworld'}} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "set()"

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import random
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from embedded.demonstrations import Lesson, demonstrate
+from embedded.imitation import build_model, imitate, imitation_loss, orthogonalize
+from embedded.tokenizer import build_tokenizer
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-sys.path.insert(0, str(EXAMPLES))
+from turncredit.envs import HistoryEntry, Observation, Task
+from turncredit.envs.alfworld.compact import (
+    compact_messages,
+    compact_prompt,
+    compact_suite,
+    compact_vocabulary,
+    keep_notes,
+    read_task,
+)
+from turncredit.envs.alfworld.player import AlfWorldHabits, Goal, next_move, read_goal, read_hint, respond
 
-from tiny_policy.demonstrator import Goal, Habits, next_move, read_goal, read_hint  # noqa: E402
-from tiny_policy.prompt import compact_messages, compact_prompt, keep_notes, read_task  # noqa: E402
-
-from turncredit.envs import HistoryEntry, Observation, Task  # noqa: E402
-
-CHECKPOINT = EXAMPLES / "assets" / "alfworld_tiny"
+CHECKPOINT = Path(__file__).resolve().parents[1] / "examples" / "assets" / "alfworld_tiny"
 ROOM = (
     "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see "
     "a cabinet 2, a cabinet 1, a fridge 1, and a shelf 1.\n\nYour task is to: put a cool mug in cabinet."
@@ -30,7 +36,7 @@ EPISODE = [
     ("go to cabinet 1", "You arrive at cabinet 1. The cabinet 1 is closed."),
     ("open cabinet 1", "You open the cabinet 1. The cabinet 1 is open. In it, you see nothing."),
 ]
-STILL = Habits(0, 0, 0, 0, 0, 0, 0, 0)
+STILL = AlfWorldHabits(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def episode(turns: int) -> tuple[list[HistoryEntry], str]:
@@ -131,7 +137,7 @@ def test_player_with_hint_goes_straight_and_without_habits_never_dawdles():
 def test_habits_waste_the_share_of_turns_they_name():
     history, _ = episode(1)
     notes = keep_notes(ROOM, [EPISODE[0][1]])
-    habits = Habits(examine_place=0.65, wander=0.0)
+    habits = AlfWorldHabits(examine_place=0.65, wander=0.0)
     wasted = [
         next_move(notes, ["go to shelf 1"], None, random.Random(seed), habits).command == "examine shelf 1"
         for seed in range(2000)
@@ -154,10 +160,7 @@ def test_player_does_the_task_in_order_by_hand():
 @pytest.fixture(scope="module")
 def tokenizer():
     pytest.importorskip("alfworld")
-    from tiny_policy.tokenizer import build_tokenizer
-    from tiny_policy.vocabulary import PLAIN_WORDS, kinds_of_names
-
-    return build_tokenizer(PLAIN_WORDS, kinds_of_names())
+    return build_tokenizer(**compact_vocabulary())
 
 
 COMMANDS = [
@@ -207,15 +210,11 @@ def test_chat_template_and_generation_prompt(tokenizer):
 
 
 def test_build_tokenizer_refuses_spaces():
-    from tiny_policy.tokenizer import build_tokenizer
-
     with pytest.raises(ValueError, match="words must hold no spaces, got 'go to'"):
         build_tokenizer(["go to"], ["mug"])
 
 
 def test_imitation_learns_a_copy_and_masks_padding(tokenizer):
-    from tiny_policy.training import build_model, imitate, imitation_loss
-
     torch.manual_seed(0)
     model = build_model(tokenizer)
     rows = [
@@ -280,25 +279,23 @@ def test_the_shipped_policy_follows_the_hint(shipped):
 
 def test_demonstrations_on_the_engine_follow_the_seed(tmp_path):
     pytest.importorskip("textworld")
-    from tiny_policy.demonstrations import demonstrate
-
     from turncredit.envs.alfworld import generate_games
 
     generate_games(tmp_path, 2, seed=3, split="demonstrations", task_types=["pick_and_place_simple"], verify=False)
-    options = {"episodes_per_game": 1, "max_turns": 40, "habits": Habits(), "num_workers": 0}
-    first, again, other = (demonstrate(tmp_path, "demonstrations", seed=s, **options) for s in (1, 1, 2))
+    make = partial(compact_suite, tmp_path, ["demonstrations"])
+    tasks = make().tasks("demonstrations")
+    lessons = [Lesson(make, respond, 40, f"{seed}/{{task}}/{{plain}}") for seed in (1, 1, 2)]
+    first, again, other = (demonstrate(lesson, tasks) for lesson in lessons)
     assert first == again
     assert first != other
     assert [played.hinted for played in first] == [False, True, False, True]
     assert all(played.success for played in first)
     assert all(turn.messages[0]["content"].startswith("Hint") == turn.hinted for p in first for turn in p.turns)
-    with pytest.raises(ValueError, match="episodes_per_game and max_turns must be at least 1, got 0 and 40"):
-        demonstrate(tmp_path, "demonstrations", seed=1, **{**options, "episodes_per_game": 0})
+    with pytest.raises(ValueError, match="episodes and max_turns must be at least 1, got 0 and 40"):
+        Lesson(make, respond, 40, "", episodes=0)
 
 
 def test_orthogonalize_brings_singular_values_near_one():
-    from tiny_policy.optimizer import orthogonalize
-
     torch.manual_seed(0)
     matrices = torch.randn(3, 16, 40)
     values = torch.linalg.svdvals(orthogonalize(matrices))

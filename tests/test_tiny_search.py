@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import random
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("bm25s")
+
+from embedded.demonstrations import Lesson, demonstrate
+from embedded.imitation import encode
+from embedded.tokenizer import build_tokenizer
+
+from turncredit.envs import HistoryEntry
+from turncredit.envs.search_qa import Document, generate_world, information_block
+from turncredit.envs.search_qa.compact import (
+    EVAL,
+    PARTS,
+    PEOPLE,
+    TRAIN,
+    compact_prompt,
+    compact_suite,
+    compact_vocabulary,
+    demonstration_suite,
+    keep_notes,
+)
+from turncredit.envs.search_qa.generator import world_names
+from turncredit.envs.search_qa.player import Move, Plan, SearchHabits, next_move, read_passage, read_question, respond
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-sys.path.insert(0, str(EXAMPLES))
-
-from tiny_search.demonstrations import demonstrate  # noqa: E402
-from tiny_search.player import Habits, Move, Plan, next_move, read_passage, read_question  # noqa: E402
-from tiny_search.prompt import compact_prompt, keep_notes  # noqa: E402
-from tiny_search.vocabulary import EVAL, PARTS, PEOPLE, TRAIN, search_tokenizer  # noqa: E402
-from tiny_search.worlds import demonstration_suite, make_suite  # noqa: E402
-
-from turncredit.envs import HistoryEntry  # noqa: E402
-from turncredit.envs.search_qa import Document, generate_world, information_block  # noqa: E402
-from turncredit.envs.search_qa.generator import world_names  # noqa: E402
-
 CHECKPOINT = EXAMPLES / "assets" / "search_qa_tiny"
 QUESTION = "In which region was the founder of the Red Otter Guild born?"
 GUILD = '"Red Otter Guild"\nThe Red Otter Guild was founded by Alabek in 1804. Its hall is in Oakford.'
 OTHER = '"Red Hare Guild"\nThe Red Hare Guild was founded by Corafin in 1811. Its hall is in Oakford.'
 PERSON = '"Alabek"\nAlabek was an astronomer, born in Ivydale in 1712.'
 TOWN = '"Ivydale"\nIvydale is a town in the region of Highfell. Ivydale stands on the river Cald.'
-STILL = Habits(0, 0, 0, 0, 0, 0)
+STILL = SearchHabits(0, 0, 0, 0, 0, 0)
 
 
 def block(*passages: str) -> str:
@@ -45,12 +54,19 @@ def episode(turns: int) -> tuple[list[HistoryEntry], str]:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return search_tokenizer()
+    return build_tokenizer(**compact_vocabulary())
 
 
 @pytest.fixture(scope="module")
 def played():
-    return demonstrate(range(3), questions_per_kind=30, habits=Habits(), seed=5)
+    return [episode for world in range(3) for episode in play(world, 90)]
+
+
+def play(world, questions, seed=5):
+    """So many questions of a world, drawn at random, by the scripted player."""
+    suite = demonstration_suite(world)
+    tasks = random.Random(world).sample(suite.tasks("demonstrations"), questions)
+    return demonstrate(Lesson(lambda: suite, respond, 4, f"{seed}/{{task}}/{{hinted}}"), tasks)
 
 
 def test_parts_of_the_names_are_disjoint_and_worlds_keep_to_them():
@@ -68,7 +84,7 @@ def test_parts_of_the_names_are_disjoint_and_worlds_keep_to_them():
 
 
 def test_training_and_evaluation_share_no_name_and_no_question():
-    suite = make_suite(num_eval=64)
+    suite = compact_suite(num_eval=64)
     names = {
         split: {fact.split("\n")[0] for task in suite.tasks(split) for fact in suite.question(task).facts}
         for split in ("train", "eval")
@@ -158,7 +174,7 @@ def test_player_answers_a_comparison_with_the_earlier_one():
 
 
 def test_habits_make_the_share_of_bad_turns_they_name_and_facts_make_them_rare():
-    notes, habits = keep_notes(*episode(1)), Habits(look_again=0.4, hurry=0.1)
+    notes, habits = keep_notes(*episode(1)), SearchHabits(look_again=0.4, hurry=0.1)
     for informed, share in ((False, 0.4), (True, 0.04)):
         moves = [next_move(notes, informed, random.Random(seed), habits) for seed in range(2000)]
         assert abs(sum(move.thought == "look again" for move in moves) / 2000 - share) < 0.04
@@ -170,16 +186,11 @@ def test_facts_make_the_scripted_player_much_better(played):
     )
     assert without < 0.5
     assert with_facts > without + 0.4
-    assert demonstrate([1], questions_per_kind=2, habits=Habits(), seed=5) != demonstrate(
-        [1], questions_per_kind=2, habits=Habits(), seed=6
-    )
-    with pytest.raises(ValueError, match=r"questions_per_kind must lie in \[1, 60\], got 61"):
-        demonstrate([0], questions_per_kind=61, habits=Habits(), seed=0)
+    assert play(1, 6) == play(1, 6)
+    assert play(1, 6) != play(1, 6, seed=6)
 
 
 def test_tokenizer_knows_every_word_and_responses_survive_it(tokenizer, played):
-    from tiny_policy.training import encode
-
     suite = demonstration_suite(7)
     turns = [turn for episode in played for turn in episode.turns]
     for turn in random.Random(0).sample(turns, 400):
@@ -217,7 +228,7 @@ def test_the_shipped_folder_loads_and_plays_better_with_the_facts(shipped, token
     assert loaded.get_vocab() == tokenizer.get_vocab()
     assert loaded.chat_template == tokenizer.chat_template
     assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
-    suite = make_suite(held_out_seed=1003, num_eval=36)
+    suite = compact_suite(held_out_seed=1003, num_eval=36)
     sampling = SamplingConfig(temperature=0.4, max_completion_length=12)
     with RolloutCollector(model, loaded, suite, sampling, num_workers=0) as collector:
         plain, informed = (collector.collect(suite.tasks("eval"), seed=0, privileged=p) for p in (False, True))
@@ -230,19 +241,15 @@ def test_the_shipped_folder_loads_and_plays_better_with_the_facts(shipped, token
 def test_one_update_with_the_settings_of_the_example(shipped, tmp_path):
     import copy
 
-    import train_search_qa
+    from turncredit.trainers import GRPOTrainer
+    from turncredit.trainers.launch import make_config, make_parser
 
-    from turncredit.rollout import SamplingConfig
-    from turncredit.trainers import GRPOConfig, GRPOTrainer
-
-    options = dict(train_search_qa.TINY, output_dir=str(tmp_path), num_tasks=6, num_eval_tasks=6)
-    sampling = SamplingConfig(
-        max_completion_length=options.pop("max_completion_length"), max_prompt_length=options.pop("max_prompt_length")
-    )
+    args = make_parser().parse_args(["--output-dir", str(tmp_path), "--set", "num_tasks=6"])
+    vars(args).update(embedded=True, retriever=None, privileged=None, num_eval_questions=6)
+    config = make_config(args, runpy.run_path(str(EXAMPLES / "train_search_qa.py"))["settings"](args))
     model, loaded = copy.deepcopy(shipped[0]), shipped[1]
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    config = GRPOConfig(**options, sampling=sampling)
-    with GRPOTrainer(model, loaded, make_suite(num_eval=6), config) as trainer:
+    with GRPOTrainer(model, loaded, compact_suite(num_eval=6), config) as trainer:
         metrics = trainer.train_step()
     assert 0 < metrics["rollout/success"] < 1
     assert metrics["teacher/rows"] > 0

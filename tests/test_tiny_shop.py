@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,19 +12,20 @@ import torch
 pytest.importorskip("bm25s", reason='needs the extra: pip install "turncredit[webshop]"')
 pytest.importorskip("Stemmer", reason='needs the extra: pip install "turncredit[webshop]"')
 
+from embedded.demonstrations import Lesson, demonstrate
+from embedded.imitation import copying_rows, encode
+from embedded.tokenizer import SPECIAL, build_tokenizer
+
+from turncredit.envs import HistoryEntry, Observation, Task
+from turncredit.envs.webshop import ShopConfig
+from turncredit.envs.webshop.compact import MAX_TURNS, compact_messages, compact_suite, compact_vocabulary, render_notes
+from turncredit.envs.webshop.notes import Notebook, keep_notes, read_wish
+from turncredit.envs.webshop.player import WebShopHabits, next_move, read_hint, respond
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-sys.path.insert(0, str(EXAMPLES))
-
-from tiny_shop.demonstrations import MAX_TURNS, demonstrate, embedded_suite, play_episode  # noqa: E402
-from tiny_shop.player import Habits, next_move, read_hint  # noqa: E402
-from tiny_shop.prompt import Notebook, compact_messages, keep_notes, read_wish, render_notes  # noqa: E402
-
-from turncredit.envs import HistoryEntry, Observation, Task  # noqa: E402
-from turncredit.envs.webshop import ShopConfig, WebShopEnv  # noqa: E402
-
 CHECKPOINT = EXAMPLES / "assets" / "webshop_tiny"
 CONFIG = ShopConfig(cache_dir=None)
-STILL = Habits(0, 0, 0, 0, 0, 0, 0, 0)
+STILL = WebShopHabits(0, 0, 0, 0, 0, 0, 0, 0)
 TEXT = "I need linen shirts with hidden pockets and stretch fabric with color: burgundy, and size: x-large"
 HEAD = f"Instruction: [SEP] {TEXT}, and price lower than 60.00 dollars [SEP] "
 START = f"WebShop [SEP] {HEAD}Search"
@@ -62,7 +63,7 @@ def no_official_files(monkeypatch):
 
 @pytest.fixture(scope="module")
 def suite():
-    return embedded_suite(CONFIG)
+    return compact_suite(CONFIG)
 
 
 def notes_after(turns: int) -> Notebook:
@@ -164,8 +165,6 @@ def test_player_without_habits_shops_well_and_with_a_hint_opens_the_product_mean
 
 
 def test_copying_rows_repeat_names_and_follow_the_seed(tokenizer):
-    from tiny_shop.vocabulary import SPECIAL, copying_rows
-
     rows = copying_rows(tokenizer, 50, seed=1)
     assert all(first == second and len(set(first)) == 12 for first, second in rows)
     assert min(min(first) for first, _ in rows) >= len(SPECIAL)
@@ -174,7 +173,7 @@ def test_copying_rows_repeat_names_and_follow_the_seed(tokenizer):
 
 
 def test_habits_happen_as_often_as_they_say():
-    habits = Habits(forget_option=0.3, read_on=0.0)
+    habits = WebShopHabits(forget_option=0.3, read_on=0.0)
     notes = notes_after(2)
     moves = [next_move(notes, None, random.Random(seed), habits).command for seed in range(2000)]
     assert abs(moves.count("click[buy now]") / 2000 - 0.3) < 0.04
@@ -184,36 +183,33 @@ def test_habits_happen_as_often_as_they_say():
 
 def test_the_hint_makes_the_player_much_better(suite):
     tasks = suite.tasks("test")[:60]
-    options = {"episodes_per_goal": 1, "max_turns": MAX_TURNS, "seed": 1}
-    played = demonstrate(suite, tasks, habits=Habits(), **options)
-    assert played == demonstrate(suite, tasks, habits=Habits(), **options)
+    lesson = Lesson(lambda: suite, respond, MAX_TURNS, "1/{task}/{plain}")
+    played = demonstrate(lesson, tasks)
+    assert played == demonstrate(lesson, tasks)
     success = {flag: sum(p.success for p in played if p.hinted == flag) / 60 for flag in (False, True)}
     assert success[True] > 0.8
     assert success[False] < 0.5
     assert all(turn.messages[0]["content"].startswith("Hint") == turn.hinted for p in played for turn in p.turns)
-    with pytest.raises(ValueError, match="episodes_per_goal and max_turns must be at least 1, got 0 and 8"):
-        demonstrate(suite, tasks, habits=Habits(), **{**options, "episodes_per_goal": 0})
 
 
 @pytest.fixture(scope="module")
 def tokenizer(suite):
-    from tiny_shop.vocabulary import shop_tokenizer
-
-    return shop_tokenizer(suite.shop)
+    return build_tokenizer(**compact_vocabulary(suite.shop))
 
 
 def test_the_tokenizer_knows_every_word_and_commands_survive_it(suite, tokenizer):
-    from tiny_policy.training import encode
+    def careless(history, observation, hint, rng):
+        seen = [*(entry.observation for entry in history), observation.text]
+        notes = keep_notes(seen, [entry.action for entry in history])
+        return next_move(notes, hint, rng, WebShopHabits(hurry=1.0)).response
 
-    environment = WebShopEnv(suite.shop)
+    lesson = Lesson(lambda: suite, careless, 15, "{task}")
     for split in ("train", "eval", "test"):
-        for task in suite.tasks(split)[::250]:
-            for hint in (None, suite.privileged_context(task)):
-                episode = play_episode(environment, task, hint, 15, Habits(hurry=1.0), random.Random(task.id))
-                for turn in episode.turns:
-                    prompt, response = encode(tokenizer, turn)
-                    assert tokenizer.decode(response) == turn.response
-                    assert len(prompt) + 20 < tokenizer.model_max_length
+        for episode in demonstrate(lesson, suite.tasks(split)[::250]):
+            for turn in episode.turns:
+                prompt, response = encode(tokenizer, turn)
+                assert tokenizer.decode(response) == turn.response
+                assert len(prompt) + 20 < tokenizer.model_max_length
 
 
 def test_every_click_of_the_shop_survives_the_tokenizer(suite, tokenizer):
@@ -256,14 +252,13 @@ def test_the_shipped_folder_loads_and_plays(suite, shipped, tokenizer):
 
 
 def test_one_update_of_the_examples_configuration(suite, shipped, tmp_path):
-    import train_webshop
+    from turncredit.trainers import GRPOTrainer
+    from turncredit.trainers.launch import make_config, make_parser
 
-    from turncredit.rollout import SamplingConfig
-    from turncredit.trainers import GRPOConfig, GRPOTrainer
-
-    options = train_webshop.GENERATED | {"num_tasks": 2, "num_generations": 4, "output_dir": str(tmp_path)}
-    sampling = SamplingConfig(**{name: options.pop(name) for name in ("max_completion_length", "max_prompt_length")})
-    config = GRPOConfig(**options, sampling=sampling)
+    args = make_parser().parse_args(["--output-dir", str(tmp_path), "--set", "num_tasks=2"])
+    vars(args).update(embedded=True, num_eval_goals=64, goals="synthetic")
+    script = runpy.run_path(str(EXAMPLES / "train_webshop.py"))
+    config = make_config(args, script["settings"](args) | {"num_generations": 4})
     model, loaded = shipped
     before = model.lm_head.weight.detach().clone()
     with GRPOTrainer(model, loaded, suite, config) as trainer:

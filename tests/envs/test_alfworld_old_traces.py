@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import pickle
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -123,16 +123,10 @@ def test_every_verb_of_a_hint_is_one_the_engine_knows(games):
         assert f"to {moved[1]}" in commands
 
 
-@pytest.fixture
-def examples(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "examples"))
-
-
 @needs_engine
-def test_the_suite_takes_other_words_for_a_hint_and_the_shipped_policy_keeps_its_own(games, examples):
-    from tiny_policy.prompt import trained_hint
-
+def test_the_suite_takes_other_words_for_a_hint_and_the_shipped_policy_keeps_its_own(games):
     from turncredit.envs.alfworld import AlfWorldSuite
+    from turncredit.envs.alfworld.compact import trained_hint
 
     hint = Hint((("apple 1", "fridge 1"),), ("heat", "microwave 1"), destination="countertop 2")
     assert hint.text == "the apple 1 is in fridge 1; heat it with microwave 1; move it to countertop 2"
@@ -147,15 +141,11 @@ def test_the_suite_takes_other_words_for_a_hint_and_the_shipped_policy_keeps_its
 
 
 @needs_engine
-def test_the_embedded_examples_keep_the_words_their_policy_was_trained_on(games, examples, monkeypatch):
-    import train_alfworld
-    from tiny_policy.demonstrations import make_suite
-
-    suite = make_suite(games, "eval", 14)
-    assert " in/on " in suite.privileged_context(suite.tasks("eval")[0])
-    monkeypatch.setattr(train_alfworld, "GENERATED", {"num_eval_tasks": 0})
-    once = argparse.Namespace(local_main_process_first=contextlib.nullcontext)
-    for model, word in ((None, " in/on "), ("a/model", "move ")):
-        args = argparse.Namespace(games_dir=str(games), num_games=0, max_turns=None, model=model, privileged="hint")
-        suite = train_alfworld.generated_suite(args, once)
+def test_the_embedded_examples_keep_the_words_their_policy_was_trained_on(games):
+    script = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "train_alfworld.py"))
+    for embedded, word in ((True, " in/on "), (False, "move ")):
+        args = argparse.Namespace(
+            data=str(games), eval_split="eval", num_eval_games=None, max_turns=14, embedded=embedded, privileged="hint"
+        )
+        suite = script["make_suite"](args)
         assert word in suite.privileged_context(suite.tasks("eval")[0])

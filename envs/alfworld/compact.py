@@ -1,4 +1,4 @@
-"""Compact prompts for a policy of a million parameters: the task and a notebook kept from the episode so far.
+"""Compact prompts and vocabulary of a policy of a million parameters: the task and a notebook kept from the episode.
 
 Everything in a prompt follows from what the agent saw and did: nothing is read from the engine. The notebook replaces
 a history of raw turns, which would cost ten times the tokens: places not yet looked into, places looked into, where
@@ -7,15 +7,38 @@ objects named in the task were last seen, what is carried, and the last actions.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from turncredit.envs import HistoryEntry, Message, Observation, Task
-from turncredit.envs.alfworld import Hint
+from ..base import HistoryEntry, Message, Observation, Task
+from .data import GAME_FILE, INNER_FOLDER
+from .generator import generate_games
+from .hints import Hint
+from .houses import ROOMS, wheel_facts
+from .suite import AlfWorldSuite
 
 LAST_ACTIONS = 2
 """How many past actions a prompt repeats."""
+
+MAX_TURNS = 14
+"""Turns of an episode: enough in a small house for a player that wastes none."""
+
+BUDGETS = {"max_completion_length": 20, "max_prompt_length": 492}
+"""Tokens of a turn and of its prompt, which fit into the 512 positions of the shipped policy."""
+
+_WORDS = """
+task left searched seen at holding last now start then nothing in
+put a an some on the clean and it cool cold heat hot find two them look under examine with
+hint for this house is both use take to more there already
+go open close move from inventory help
+you are arrive closed see pick up using turn off happens carrying not anything
+middle of room looking quickly around facing next s special about normal
+think search check place wander
+"""
 
 _TASK = re.compile(r"Your task is to: (.*?)\.?\s*$", re.MULTILINE)
 _ROOM = re.compile(r"you see (.*?)\.\s*$", re.MULTILINE)
@@ -157,3 +180,33 @@ def trained_hint(hint: Hint) -> str:
     'the apple 1 is in fridge 1; put it in/on countertop 2'
     """
     return _MOVE.sub(r"put \1 in/on \2", hint.text)
+
+
+def compact_vocabulary() -> dict[str, Any]:
+    """What a tokenizer of small houses must know: plain words, and kinds of things, lamps and furniture."""
+    kinds: set[str] = set()
+    for room in ROOMS.values():
+        kinds.update(room.receptacles, room.objects, room.lamps)
+    for things in wheel_facts().holds.values():
+        kinds.update(thing for thing in things if not thing.endswith("Sliced"))
+    return {"words": _WORDS.split(), "kinds": sorted(kind.lower() for kind in kinds)}
+
+
+def compact_suite(
+    data: str | os.PathLike[str], splits: Mapping[str, str] | Sequence[str], **options: Any
+) -> AlfWorldSuite:
+    """The suite of the embedded policy: compact prompts, and a teacher that reads the hint in the words it knows.
+
+    Args:
+        data: folder of games.
+        splits, options: see `AlfWorldSuite`.
+    """
+    words = {"build_messages": compact_messages, "build_hint": trained_hint}
+    return AlfWorldSuite(data, splits=splits, **{"privileged": "hint", "max_turns": MAX_TURNS, **words, **options})
+
+
+def generate_once(folder: str | os.PathLike[str], counts: Mapping[str, int]) -> None:
+    """Generate the games of small houses that a folder does not hold yet. Args: counts: split -> number of games."""
+    for split, count in counts.items():
+        if len(list(Path(folder, INNER_FOLDER, split).glob(f"*/*/{GAME_FILE}"))) < count:
+            generate_games(folder, count, seed=0, split=split, house_size="small", num_workers=2)

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .prompt import Notebook
+from ..base import HistoryEntry, Observation
+from ..scripted import Habits
+from .compact import Notebook, keep_notes
 
 _PLANS = (
     (r"In which town was the founder of the (.+) born\?", ("founder", "town")),
@@ -47,15 +50,15 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Habits:
-    """Chances of a bad turn, by what has just happened; `hurry` multiplies all of them when there are facts."""
+class SearchHabits(Habits):
+    """Chances of a bad turn, by what has just happened."""
 
+    hurry: float = 0.06
     look_around: float = 0.5
     look_again: float = 0.45
     guess_at_once: float = 0.08
     guess_midway: float = 0.4
     misread: float = 0.3
-    hurry: float = 0.06
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,6 @@ class Move:
     thought: str
     verb: str
     text: str
-
-    @property
-    def action(self) -> str:
-        """The move as the environment takes it."""
-        return f"<{self.verb}>{self.text}</{self.verb}>"
 
     @property
     def response(self) -> str:
@@ -104,11 +102,16 @@ def read_passage(text: str) -> dict[str, str]:
     return {}
 
 
-def next_move(notes: Notebook, informed: bool, rng: random.Random, habits: Habits) -> Move:
+def respond(history: Sequence[HistoryEntry], observation: Observation, context: str | None, rng: random.Random) -> str:
+    """The player's response with its usual habits. Args: history, oldest first; context: the facts, or None."""
+    return next_move(keep_notes(history, observation.text), context is not None, rng, SearchHabits()).response
+
+
+def next_move(notes: Notebook, informed: bool, rng: random.Random, habits: SearchHabits) -> Move:
     """The player's next move.
 
     Args:
-        notes: what was seen so far (see `prompt.keep_notes`).
+        notes: what was seen so far (see `compact.keep_notes`).
         informed: whether the privileged facts stand in the prompt.
         rng: source of every chance.
         habits: how often turns are bad.
@@ -116,10 +119,9 @@ def next_move(notes: Notebook, informed: bool, rng: random.Random, habits: Habit
     plan = read_question(notes.question)
     known = {title: read_passage(text) for title, text in notes.known.items()}
     move, at_hand = _good_move(plan, known)
-    share = habits.hurry if informed else 1.0
 
     def tempted(chance: float) -> bool:
-        return rng.random() < chance * share
+        return habits.tempt(chance, informed, rng)
 
     if not notes.asked:
         if tempted(habits.look_around):

@@ -14,7 +14,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .prompt import Notebook
+from ..base import HistoryEntry, Observation
+from ..scripted import Habits, Move
+from .compact import Notebook, keep_notes
 
 OPENABLE = frozenset({"cabinet", "drawer", "fridge", "microwave", "safe"})
 STATIONS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
@@ -46,30 +48,17 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Habits:
-    """Chances of wasting a turn, by what has just happened; `hurry` multiplies all of them when there is a hint."""
+class AlfWorldHabits(Habits):
+    """Chances of wasting a turn, by what has just happened, and of not believing the hint (`disbelieve`)."""
 
+    hurry: float = 0.12
     look_first: float = 0.7
     examine_place: float = 0.65
     examine_inside: float = 0.6
     check_hands: float = 0.5
     idle: float = 0.04
     wander: float = 0.07
-    hurry: float = 0.12
     disbelieve: float = 0.08
-
-
-@dataclass(frozen=True)
-class Move:
-    """What the player thinks, in one or two words, and the command it types."""
-
-    thought: str
-    command: str
-
-    @property
-    def response(self) -> str:
-        """The move in the policy's format."""
-        return f"<think> {self.thought} </think> <action> {self.command} </action>"
 
 
 def read_goal(task: str) -> Goal:
@@ -90,29 +79,32 @@ def read_goal(task: str) -> Goal:
 
 
 def read_hint(hint: str) -> dict[str, str]:
-    """Thing or lamp -> where it is, as the sentence of `turncredit.envs.alfworld.Hint` has it."""
+    """Thing or lamp -> where it is, as the sentence of `Hint` has it."""
     text = hint.lower()
     return dict(_HINTED_THING.findall(text)) | {lamp: place for place, lamp in _HINTED_LAMP.findall(text)}
 
 
+def respond(history: Sequence[HistoryEntry], observation: Observation, context: str | None, rng: random.Random) -> str:
+    """The player's response with its usual habits. Args: history, oldest first; context: the hint, or None."""
+    seen = [*(entry.observation for entry in history), observation.text]
+    actions = [entry.action for entry in history]
+    return next_move(keep_notes(seen[0], seen[1:]), actions, context, rng, AlfWorldHabits()).response
+
+
 def next_move(
-    notes: Notebook,
-    actions: Sequence[str],
-    hint: str | None,
-    rng: random.Random,
-    habits: Habits,
+    notes: Notebook, actions: Sequence[str], hint: str | None, rng: random.Random, habits: AlfWorldHabits
 ) -> Move:
     """The player's next move.
 
     Args:
-        notes: what was seen so far (see `prompt.keep_notes`).
+        notes: what was seen so far (see `compact.keep_notes`).
         actions: all commands so far, oldest first.
         hint: the privileged context, or None.
         rng: source of every chance.
         habits: how often turns are wasted.
     """
     chance, waste = _temptation(notes, actions, habits)
-    if rng.random() < chance * (1.0 if hint is None else habits.hurry):
+    if habits.tempt(chance, hint is not None, rng):
         return Move("check", waste)
     others = [place for place in notes.places if place != notes.at]
     if hint is None and notes.searched and others and rng.random() < habits.wander:
@@ -121,7 +113,7 @@ def next_move(
     return _useful_move(notes, read_goal(notes.task), told or {}, rng)
 
 
-def _temptation(notes: Notebook, actions: Sequence[str], habits: Habits) -> tuple[float, str]:
+def _temptation(notes: Notebook, actions: Sequence[str], habits: AlfWorldHabits) -> tuple[float, str]:
     """The chance of wasting this turn, and the command that would waste it."""
     last = actions[-1].split(" ")[0] if actions else ""
     if not actions:

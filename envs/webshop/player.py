@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .prompt import LISTED, Notebook
+from ..base import HistoryEntry, Observation
+from ..scripted import Habits, Move
+from .notes import LISTED, Notebook, keep_notes
 
 _HINTED_PRODUCT = re.compile(r'the product meant is "(?P<title>[^"]+)" \((?P<id>\w+)\)')
 
 
 @dataclass(frozen=True)
-class Habits:
-    """Chances of doing the wrong thing; `hurry` multiplies all of them when there is a hint.
+class WebShopHabits(Habits):
+    """Chances of doing the wrong thing.
 
     Args:
         lazy_search: leaving properties or options out of the query.
@@ -31,7 +33,6 @@ class Habits:
         skip_features: never checking the properties.
         forget_option: buying with one more option to choose; drawn each time.
         settle: buying a product although it lacks a wanted value or property, or is too dear.
-        hurry: what a hint leaves of all of these.
     """
 
     lazy_search: float = 0.5
@@ -41,20 +42,6 @@ class Habits:
     skip_features: float = 0.5
     forget_option: float = 0.3
     settle: float = 0.35
-    hurry: float = 0.1
-
-
-@dataclass(frozen=True)
-class Move:
-    """What the player thinks, in one or two words, and the command it types."""
-
-    thought: str
-    command: str
-
-    @property
-    def response(self) -> str:
-        """The move in the policy's format."""
-        return f"<think> {self.thought} </think> <action> {self.command} </action>"
 
 
 def read_hint(hint: str) -> tuple[str, str] | None:
@@ -63,20 +50,25 @@ def read_hint(hint: str) -> tuple[str, str] | None:
     return (match["id"].lower(), match["title"].lower()) if match else None
 
 
-def next_move(notes: Notebook, hint: str | None, rng: random.Random, habits: Habits) -> Move:
+def respond(history: Sequence[HistoryEntry], observation: Observation, context: str | None, rng: random.Random) -> str:
+    """The player's response with its usual habits. Args: history, oldest first; context: the hint, or None."""
+    seen = [*(entry.observation for entry in history), observation.text]
+    return next_move(keep_notes(seen, [entry.action for entry in history]), context, rng, WebShopHabits()).response
+
+
+def next_move(notes: Notebook, hint: str | None, rng: random.Random, habits: WebShopHabits) -> Move:
     """The player's next move.
 
     Args:
-        notes: what was seen so far (see `prompt.keep_notes`).
+        notes: what was seen so far (see `notes.keep_notes`).
         hint: the privileged context, or None.
         rng: source of every chance.
         habits: how often things go wrong.
     """
     told = None if hint is None else read_hint(hint)
-    share = 1.0 if told is None else habits.hurry
 
     def slips(chance: float) -> bool:
-        return rng.random() < chance * share
+        return habits.tempt(chance, told is not None, rng)
 
     if notes.page == "search":
         return _search(notes, slips(habits.lazy_search), rng)
@@ -102,7 +94,7 @@ def _find_again(notes: Notebook, product: str, title: str) -> Move:
     return Move("search", f"search[{title.partition(',')[0]}]")
 
 
-def _choose_hit(notes: Notebook, slips: Callable[[float], bool], habits: Habits, rng: random.Random) -> Move:
+def _choose_hit(notes: Notebook, slips: Callable[[float], bool], habits: WebShopHabits, rng: random.Random) -> Move:
     if notes.number == 1 and slips(habits.turn_page):
         return Move("look on", "click[next >]")
     listed = [*notes.fitting[:LISTED], *notes.rest[:LISTED]]
@@ -114,7 +106,7 @@ def _choose_hit(notes: Notebook, slips: Callable[[float], bool], habits: Habits,
 
 
 def _handle_item(
-    notes: Notebook, meant: str | None, slips: Callable[[float], bool], habits: Habits, rng: random.Random
+    notes: Notebook, meant: str | None, slips: Callable[[float], bool], habits: WebShopHabits, rng: random.Random
 ) -> Move:
     read = notes.item in notes.looked
     if not notes.choice and not read and slips(habits.read_on):

@@ -1,6 +1,6 @@
-"""Compact prompts for a policy of a million parameters: the wish, and notes on the shop kept from the episode so far.
+"""What a shopper who pays attention knows: the wish, and notes on the shop kept from the episode so far.
 
-Everything in a prompt follows from what the agent read and did; nothing is asked of the shop. The notes hold what the
+Everything follows from what the agent read and did; nothing is asked of the shop. The notes hold what the
 pages themselves forget: which options were chosen, which products were already opened, and which of the wished
 properties were read about the product on display. The wording is that of the generated shop's wishes.
 """
@@ -10,11 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from turncredit.envs import HistoryEntry, Message, Observation, Task
-
-LAST_ACTIONS = 2
-"""How many past actions a prompt repeats."""
 
 LISTED = 6
 """How many fitting results, and how many others, a prompt lists."""
@@ -211,46 +206,6 @@ def keep_notes(observations: Sequence[str], actions: Sequence[str]) -> Notebook:
     for action, observation in zip(actions, observations[1:], strict=True):
         notes.read(action, observation)
     return notes
-
-
-def render_notes(notes: Notebook, actions: Sequence[str]) -> str:
-    """A notebook and the last of all `actions` as the words of a prompt, about 40 tokens."""
-    wish = notes.wish
-    lines = [
-        ("want", f"{wish.things} {' '.join(wish.properties)}"),
-        ("options", " ".join(wish.options.values())),
-        ("last", " then ".join(_short(action) for action in actions[-LAST_ACTIONS:])),
-        ("page", f"{notes.page} {notes.number}" if notes.page == "results" else notes.page),
-        *_page_lines(notes),
-    ]
-    return "\n".join(f"{name} {text}".strip() for name, text in lines)
-
-
-def compact_messages(task: Task, history: Sequence[HistoryEntry], observation: Observation) -> list[Message]:
-    """The chat messages of the next turn, for ``WebShopSuite(build_messages=compact_messages)``."""
-    actions = [entry.action for entry in history]
-    notes = keep_notes([*(entry.observation for entry in history), observation.text], actions)
-    return [{"role": "user", "content": render_notes(notes, actions)}]
-
-
-def _short(action: str) -> str:
-    """An action as it is remembered: what was searched for is left out."""
-    return "search" if action.startswith("search[") else action or "nothing"
-
-
-def _page_lines(notes: Notebook) -> list[tuple[str, str]]:
-    if notes.page == "results":
-        return [("hits", " ".join(notes.fitting[:LISTED])), ("rest", " ".join(notes.rest[:LISTED]))]
-    if notes.page == "search":
-        return []
-    state = [*["over"] * notes.dear, *["read"] * (notes.item in notes.looked)]
-    return [
-        ("item", " ".join([str(notes.item), *state])),
-        ("found", " ".join(notes.properties)),
-        ("lacks", " ".join(notes.lacking)),
-        ("left", " ".join(notes.left)),
-        ("chosen", " ".join(notes.choice.values())),
-    ]
 
 
 def _body(observation: str) -> list[str]:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<end>"
 ROLES = ("<system>", "<user>", "<assistant>")
+SPECIAL = (PAD, UNKNOWN, END, *ROLES)
 TAGS = ("<think>", "</think>", "<action>", "</action>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }} <end> {% endfor %}"
@@ -33,7 +34,7 @@ def vocabulary(
 ) -> list[str]:
     """The entries in order: special tokens, tags, marks, verbs, digits, words, kinds, names, phrases, each sorted."""
     opened = [f"{verb.lower()}[" for verb in verbs]
-    fixed = [PAD, UNKNOWN, END, *ROLES, *tags, *punctuation, *opened, *["]"] * bool(opened), *map(str, range(1, 10))]
+    fixed = [*SPECIAL, *tags, *punctuation, *opened, *["]"] * bool(opened), *map(str, range(1, 10))]
     sorts = sorted({kind.lower() for kind in kinds})
     plain = sorted({word.lower() for word in words} - set(fixed) - set(sorts))
     numbered = [f"{kind} {number}" for kind in sorts for number in range(1, copies + 1)]
@@ -99,7 +100,7 @@ def build_tokenizer(
         joined = [decoders.WordPiece(prefix="##", cleanup=False), decoders.Fuse()]
         tokenizer.decoder = decoders.Sequence([*joined, decoders.Replace("[ ", "["), decoders.Replace(" ]", "]")])
     tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in (PAD, UNKNOWN, END, *ROLES)])
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in SPECIAL])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

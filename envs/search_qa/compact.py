@@ -1,4 +1,4 @@
-"""Compact prompts for a policy of a million parameters: the question and a notebook of passages.
+"""Compact prompts, vocabulary and worlds of a policy of a million parameters: the question and a notebook of passages.
 
 Everything in a prompt follows from what the agent saw and did: nothing is read from the environment. The notebook
 replaces the history of raw turns: what was searched for, the passages whose titles were searched for earlier, and all
@@ -8,12 +8,37 @@ passages of the last search.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from turncredit.envs import HistoryEntry, Message, Observation, Task
-from turncredit.envs.search_qa import read_information
+from ..base import HistoryEntry, Message, Observation, Task
+from .bm25 import Bm25Retriever
+from .data import Question
+from .generator import REGIONS, RIVERS, TRADES, generate_world, world_names
+from .retrieval import Document, read_information
+from .suite import SearchQASuite
 
+MAX_TURNS = 4
+
+BUDGETS = {"max_completion_length": 12, "max_prompt_length": 500}
+"""Tokens of a turn and of its prompt, which fit into the 512 positions of the shipped policy."""
+
+PEOPLE = 20
+"""People in every world here; their years, and those of the guilds, follow from it."""
+
+PARTS = 16
+TRAIN, EVAL = 0, 1
+"""Parts of all names: of worlds to train on and to evaluate on. The other parts are not used."""
+
+_WORDS = """
+question turn asked kept now nothing then
+in which town was the founder of born what trade region is hall who founded on river does stand earlier or
+a an and by its stands year guild name did
+passages that hold answer
+think look around again guess need have search
+"""
 _PASSAGE = re.compile(r'Doc \d+: "(.+?)"\n(.*)')
 _BLOCK = re.compile(r"<(search|answer)>(.*)</\1>", re.DOTALL)
 _NOISE = re.compile(r"\b(?:a|an|the|and|was|were|is|its|of|in|by|on|did|does|to|has)\b|[.,:;?]", re.IGNORECASE)
@@ -84,6 +109,50 @@ def compact_prompt(history: Sequence[HistoryEntry], observation: str) -> str:
 def compact_messages(task: Task, history: Sequence[HistoryEntry], observation: Observation) -> list[Message]:
     """The chat messages of the next turn, for ``SearchQASuite(build_messages=compact_messages)``."""
     return [{"role": "user", "content": compact_prompt(history, observation.text)}]
+
+
+def compact_vocabulary() -> dict[str, Any]:
+    """What a tokenizer must know of every world of `PEOPLE` people with names of the two parts; a name is one token."""
+    names = [world_names(part, PARTS) for part in (TRAIN, EVAL)]
+    years = [*range(1700, 1700 + 2 * PEOPLE), *range(1800, 1800 + PEOPLE)]
+    known = [name for part in names for kind in ("people", "towns") for name in part[kind]]
+    return {
+        "words": [*_WORDS.split(), *TRADES, *REGIONS, *RIVERS, *known, *map(str, years)],
+        "tags": ("<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>"),
+        "phrases": [name for part in names for name in part["guilds"]],
+        "punctuation": ".,:;?!'()/-\"",
+        "max_length": 512,
+    }
+
+
+def compact_suite(
+    *, train_seed: int = 1000, held_out_seed: int = 1001, num_eval: int = 64, **options: Any
+) -> SearchQASuite:
+    """The suite of the embedded policy: questions of one world to train on, and of one that shares no name with it.
+
+    Args:
+        train_seed, held_out_seed: seeds of the two worlds; one corpus holds the passages of both.
+        num_eval: size of the panel, dealt from the kinds of question in turn.
+        options: other arguments of `SearchQASuite`.
+    """
+    train = generate_world(train_seed, people=PEOPLE, part=TRAIN, parts=PARTS)
+    other = generate_world(held_out_seed, people=PEOPLE, part=EVAL, parts=PARTS)
+    passages = [
+        Document(f"{number}", document.contents) for number, document in enumerate((*train.documents, *other.documents))
+    ]
+    questions = {"train": train.questions, "eval": other.questions}
+    return _suite(questions, passages, limits={"eval": num_eval}, **options)
+
+
+def demonstration_suite(seed: int) -> SearchQASuite:
+    """One world to demonstrate: names of one part, which the seed chooses, with facts of its own."""
+    world = generate_world(seed, people=PEOPLE, part=(TRAIN, EVAL)[seed % 2], parts=PARTS)
+    return _suite({"demonstrations": world.questions}, world.documents)
+
+
+def _suite(questions: Mapping[str, Sequence[Question]], passages: Sequence[Document], **options: Any) -> SearchQASuite:
+    defaults = {"privileged": "facts", "max_turns": MAX_TURNS, "build_messages": compact_messages}
+    return SearchQASuite(questions, retriever=partial(Bm25Retriever, passages), **{**defaults, **options})
 
 
 def _plain(text: str) -> str:

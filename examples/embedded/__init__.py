@@ -1,0 +1,1 @@
+"""How the embedded policies are made: tokenizers of words, demonstrations of scripted players, imitation."""

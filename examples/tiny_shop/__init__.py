@@ -1,1 +1,0 @@
-"""The embedded default's policy for WebShop: compact prompts, tokens, scripted player and demonstrations."""

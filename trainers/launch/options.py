@@ -1,0 +1,131 @@
+"""Flags of a training script, and the configuration that they and a file of options make."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ...rollout import SamplingConfig
+from ..config import GRPOConfig
+from ..methods import get_method
+from ..methods.tryout import try_options
+
+
+def known_options() -> tuple[set[str], set[str]]:
+    """The flat names that ``--set`` reaches: those of `GRPOConfig` and those of `SamplingConfig`."""
+    sampling = {field.name for field in fields(SamplingConfig)}
+    names = {*GRPOConfig().to_dict(), *(field.name for field in fields(GRPOConfig))}
+    return names - sampling - {"sampling"}, sampling
+
+
+def check_method(config: GRPOConfig) -> None:
+    """Raise unless the run's method exists and takes its options; needs no model and no games."""
+    try_options(get_method(config.credit, **config.credit_options).credit, config.num_generations)
+
+
+def make_parser(description: str | None = None) -> argparse.ArgumentParser:
+    """Flags of every training script; ``--set`` reaches each field of `GRPOConfig` and `SamplingConfig`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", help="model name, folder or checkpoint of a run; without it the embedded policy is trained"
+    )
+    parser.add_argument("--data", help="data folder; without it tasks are generated")
+    parser.add_argument("--credit", help="method by name")
+    parser.add_argument("--credit-option", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
+    parser.add_argument("--max-steps", type=int, help="updates")
+    parser.add_argument("--output-dir", help="metrics, completions, trajectories, checkpoints, learning curve")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any other option, repeatable")
+    parser.add_argument("--config", help="JSON file of options; flags win over it")
+    parser.add_argument("--eval-only", action="store_true", help="evaluate with and without privileged context")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="CHECKPOINT",
+        help="continue from the newest checkpoint in the output folder, or from this one; with --eval-only evaluate it",
+    )
+    parser.add_argument("--mixed-precision", choices=("no", "bf16"), default="no")
+    parser.add_argument("--attn-implementation", help="sdpa, flash_attention_2 or eager")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--lora-rank", type=int, help="train a LoRA adapter of this rank (needs turncredit[lora])")
+    parser.add_argument("--lora-alpha", type=int, help="its scale; twice the rank by default")
+    parser.add_argument("--lora-targets", default="all-linear", help="names of modules with commas, or all-linear")
+    parser.add_argument(
+        "--allow-changed-config", action="store_true", help="with --resume: go on although options differ"
+    )
+    return parser
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the user asked for: the file of ``--config``, then flags; options of sampling may be grouped or not.
+
+    Raises:
+        SystemExit: the file holds no options, or a flag is no ``NAME=VALUE``.
+    """
+    options: dict[str, Any] = {}
+    if args.config:
+        try:
+            options = json.loads(Path(args.config).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"--config: {args.config} must be a JSON file of options ({error})") from None
+        if not isinstance(options, dict):
+            raise SystemExit(f"--config: {args.config} must hold one object of options")
+        if isinstance(options.get("sampling"), dict):
+            options |= options.pop("sampling")
+    options |= _pairs(args.set, "--set")
+    for name in ("credit", "max_steps", "output_dir", "seed"):
+        if getattr(args, name) is not None:
+            options[name] = getattr(args, name)
+    if args.credit_option:
+        options["credit_options"] = _pairs(args.credit_option, "--credit-option")
+    return options
+
+
+def make_config(args: argparse.Namespace, defaults: Mapping[str, Any]) -> GRPOConfig:
+    """Defaults, then what the user asked for, method and its options included.
+
+    Raises:
+        SystemExit: an option or a method is unknown, or a value is out of range.
+    """
+    options = {**defaults, **given_options(args)}
+    options["credit_options"] = {**defaults.get("credit_options", {}), **options.get("credit_options", {})}
+    ours, of_sampling = known_options()
+    known = sorted(ours | of_sampling)
+    if unknown := sorted(set(options) - set(known)):
+        close = [name for word in unknown for name in difflib.get_close_matches(word, known, 1)]
+        meant = f"did you mean {close}? " if close else ""
+        raise SystemExit(f"unknown options {unknown}; {meant}known are {known}")
+    sampling = {name: options.pop(name) for name in list(options) if name in of_sampling}
+    try:
+        config = GRPOConfig(**options, sampling=SamplingConfig(**sampling))
+        check_method(config)
+    except (TypeError, ValueError) as error:
+        raise SystemExit(str(error)) from None
+    return config
+
+
+def _pairs(items: list[str], flag: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in items:
+        name, found, text = item.partition("=")
+        if not found:
+            raise SystemExit(f"{flag}: expected NAME=VALUE, got {item!r}")
+        values[name.strip().replace("-", "_")] = _value(text)
+    return values
+
+
+def _value(text: str) -> Any:
+    """A value as Python or as JSON writes it (true, false, null); anything else is text."""
+    for read in (ast.literal_eval, json.loads):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return read(text.strip())
+    return text
