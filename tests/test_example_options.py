@@ -57,8 +57,8 @@ def has_compact_prompts(suite):
 
 def of_the_papers(config, example):
     paper = GRPOConfig()
-    names = ["learning_rate", "num_generations", "entropy_coef", "invalid_action_penalty", "num_minibatches"]
-    names += ["encoder"] + ["beta"] * (example != "train_search_qa")
+    names = ["learning_rate", "num_generations", "entropy_coef", "credit_options", "num_minibatches"]
+    names += ["beta"] * (example != "train_search_qa")
     same = all(getattr(config, name) == getattr(paper, name) for name in names)
     return same and config.sampling.max_completion_length == 512
 
@@ -68,7 +68,7 @@ def test_the_embedded_policy_keeps_its_settings_and_prompts(started, example):
     for flags in ((), ("--model", str(ROOT / "examples" / "assets" / f"{SUITES[example]}_tiny"))):
         seen = started(example, *flags)
         config = seen["config"]
-        assert (config.learning_rate, config.beta, config.encoder) == (5e-4, 0.0, "hashing")
+        assert (config.learning_rate, config.beta, config.credit_options) == (5e-4, 0.0, {"invalid_penalty": 0.0})
         assert config.sampling.max_completion_length in (12, 20)
         assert config.sampling.max_prompt_length + config.sampling.max_completion_length <= 512, "its positions"
         assert has_compact_prompts(seen["suite"])

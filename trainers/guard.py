@@ -12,7 +12,10 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from types import FrameType
+from typing import IO
+
+from accelerate import Accelerator
 
 from .checkpoint import list_checkpoints
 from .distributed import agree_max
@@ -63,7 +66,7 @@ class TerminationGuard:
         finally:
             self._open = False
 
-    def _handle(self, *_: Any) -> None:
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
         first, self.requested = not self.requested, True
         if first:
             logger.warning("SIGTERM: a checkpoint is written, then the run ends with code %d", EXIT_CODE)
@@ -72,7 +75,7 @@ class TerminationGuard:
             raise Terminated
 
 
-def check_folder(accelerator: Any, folder: Path) -> None:
+def check_folder(accelerator: Accelerator, folder: Path) -> None:
     """Raise unless process 0 can write into a run's output folder; collective.
 
     Raises:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from ..envs import Task
 from .config import GRPOConfig, flat_options
@@ -56,13 +58,13 @@ _LONGEST = 100
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def is_adapted(model: Any) -> bool:
+def is_adapted(model: nn.Module) -> bool:
     """Whether the model carries a peft adapter."""
     return hasattr(model, "disable_adapter")
 
 
 def fingerprint(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     train_tasks: Sequence[Task],
     eval_tasks: Sequence[Task],
     initial_model: str,
@@ -125,7 +127,7 @@ def describe_run(trainer: GRPOTrainer) -> dict[str, dict[str, Any]]:
     return {"suite": describe_suite(trainer.suite), "setup": setup, "method": plain(trainer.method.described())}
 
 
-def describe_suite(suite: Any) -> dict[str, Any]:
+def describe_suite(suite: object) -> dict[str, Any]:
     """Plain attributes of a task suite by name; see `describe_run`."""
     found: dict[str, Any] = {}
     for name, value in getattr(suite, "__dict__", {}).items():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from accelerate import Accelerator
 
 from .distributed import agree_max
 from .guard import Terminated
@@ -23,7 +25,7 @@ class OtherProcessFailed(RuntimeError):
 
 
 @contextlib.contextmanager
-def together(accelerator: Any, shared: list[BaseException]) -> Iterator[None]:
+def together(accelerator: Accelerator, shared: list[BaseException]) -> Iterator[None]:
     """An error of one process inside ends all processes here, so that none waits for the others; collective at the end.
 
     Args:

@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from ..credit.metrics import join_metrics
@@ -47,13 +47,13 @@ def write_completions(folder: Path, trajectories: Sequence[Trajectory], step: in
         logger.warning("completions of update %d could not be written: %s", step + 1, error)
 
 
-def gather_summaries(accelerator: Any, trajectories: Sequence[Trajectory]) -> list[TrajectorySummary]:
+def gather_summaries(accelerator: Accelerator, trajectories: Sequence[Trajectory]) -> list[TrajectorySummary]:
     """Every process's trajectories as far as the metrics read them; collective."""
     own = [summarise(trajectory) for trajectory in trajectories]
     return own if accelerator.num_processes == 1 else gather_object(own)
 
 
-def mean_over_processes(accelerator: Any, metrics: Mapping[str, float], weight: int) -> dict[str, float]:
+def mean_over_processes(accelerator: Accelerator, metrics: Mapping[str, float], weight: int) -> dict[str, float]:
     """Metrics of all processes from those of each, however the tasks are spread; collective.
 
     Args:

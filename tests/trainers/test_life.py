@@ -234,7 +234,7 @@ def test_weights_between_two_updates_are_never_saved(tmp_path, monkeypatch, capl
             return accumulate(*args, **options)
 
         monkeypatch.setattr(module, "accumulate_gradients", broken)
-        monkeypatch.setattr(run.config, "save_steps", 0)
+        run.config.save_steps = 0
         with pytest.raises(RuntimeError, match="out of luck"):
             run.train()
         assert run.torn
@@ -668,3 +668,27 @@ def test_a_panel_smaller_than_asked_for_and_one_that_fails(tmp_path, caplog):
     with GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, config(tmp_path, max_steps=1), eval_tasks=[]) as run:
         assert run.train() == {}
     assert [line["step"] for line in lines(tmp_path)] == [0, 1]
+
+
+# ---- callbacks
+
+
+def test_a_callback_of_transformers_is_refused_before_anything_is_played(tmp_path):
+    import transformers
+
+    class Mine(transformers.TrainerCallback):
+        pass
+
+    with pytest.raises(TypeError, match=r"callbacks must be GRPOCallback objects, got Mine without .*'on_credit'"):
+        trainer(tmp_path, [Mine()])
+    with pytest.raises(TypeError, match="callbacks must be GRPOCallback objects, got the class GRPOCallback;"):
+        trainer(tmp_path, [GRPOCallback])
+
+
+def test_the_old_name_of_a_callback_warns():
+    import turncredit.trainers as trainers
+
+    with pytest.warns(FutureWarning, match="TrainerCallback is now GRPOCallback"):
+        assert trainers.TrainerCallback is GRPOCallback
+    with pytest.raises(AttributeError, match=r"turncredit\.trainers has no attribute 'Trainer'"):
+        _ = trainers.Trainer
