@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...rollout import save_trajectories
-from ..callbacks import TrainerCallback
+from ..callbacks import GRPOCallback
 from ..loggers import read_metrics
 
 if TYPE_CHECKING:
     from ..grpo import GRPOTrainer
 
 
-class Report(TrainerCallback):
+class Report(GRPOCallback):
     """One line per update and per evaluation. Args: say: called like ``print``."""
 
     def __init__(self, say: Callable[..., None]):
