@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from .callbacks import GRPOCallback
 from .config import EnvironmentConfig, EvaluationConfig, GRPOConfig, ObjectiveConfig, OptimizerConfig, SavingConfig
 from .grpo import GRPOTrainer
-from .methods import Method, Run, Teacher, get_method, list_methods, provides, register_method
+from .methods import Method, Run, Teacher, get_method, list_methods, provides, register_context, register_method
 from .terms import LossTerm, TokenBatch
 
 if TYPE_CHECKING:
@@ -30,5 +30,6 @@ __all__ = [
     "get_method",
     "list_methods",
     "provides",
+    "register_context",
     "register_method",
 ]

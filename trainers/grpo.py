@@ -7,10 +7,8 @@ teacher prompts are built from messages, no padded copy of a row exists.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..envs import Task, TaskSuite
 from ..rollout._preflight import PreflightReport
-from ..rollout.collector import RolloutCollector
 from ..rollout.types import Trajectory
 from .batch import make_batch, usable
 from .callbacks import GRPOCallback, check_callbacks
 from .checkpoint import Stateful
 from .config import GRPOConfig
-from .distributed import agree_max, sharded_for_generation, whole_for_generation, zero_stage
+from .distributed import sharded_for_generation, whole_for_generation
 from .encoder import Encoder
-from .evaluation import play_panel
 from .first_update import FirstUpdate
 from .guard import (
     EXIT_CODE,
@@ -47,8 +43,9 @@ from .methods import Run, get_method
 from .methods.checks import check_contexts
 from .methods.modules import AttachedWeights, make_modules
 from .methods.tryout import try_options
-from .metrics import TrajectorySummary, rollout_metrics
+from .metrics import rollout_metrics
 from .phase import CreditPhase
+from .play import check_usable, make_collector, play_panel, play_tasks
 from .policy import make_policy
 from .records import Clock, gather_summaries, keep_rollouts, mean_over_processes, write_completions
 from .reference import InitialWeights
@@ -156,7 +153,7 @@ class GRPOTrainer:
         if self.preflight is not None:
             temperature = config.sampling.temperature
             self.first = FirstUpdate(self.preflight.subject, self.preflight.precision, temperature)
-        self.collector = self._make_collector()
+        self.collector = make_collector(config, self.accelerator, self.model, tokenizer, suite)
         self.run = Run(
             method=self.method,
             config=config,
@@ -164,9 +161,7 @@ class GRPOTrainer:
             tasks={task.id: task for task in self.train_tasks},
             accelerator=self.accelerator,
             collector=self.collector,
-            model=self.model,
-            scorer=self.policy.scoring,
-            reference=self.policy.reference,
+            policy=self.policy,
             teacher=self.teacher,
             generation=self.generation,
             encoder=encoder,
@@ -175,24 +170,6 @@ class GRPOTrainer:
         recompute = not precise if config.recompute_logprobs is None else config.recompute_logprobs
         reads = frozenset(name for term in self.terms for name in term.reads)
         self.phase = CreditPhase(self.run, self.method, reads, recompute)
-
-    def _make_collector(self) -> RolloutCollector:
-        """The collector of one process, with as many environments as its share of the rollouts can use."""
-        config, accelerator = self.config, self.accelerator
-        share = -(-config.num_tasks * config.num_generations // accelerator.num_processes)
-        sharded = zero_stage(accelerator) == 3 and not config.ds3_gather_for_generation
-        return RolloutCollector(
-            self.model,
-            self.tokenizer,
-            self.suite,
-            config.sampling,
-            num_envs=min(config.num_envs, max(share, 1)),
-            num_workers=config.num_workers,
-            env_timeout=config.env_timeout,
-            max_worker_rss_mb=config.max_worker_rss_mb,
-            chat_template_kwargs=config.chat_template_kwargs,
-            agree=functools.partial(agree_max, accelerator) if sharded else None,
-        )
 
     def _stateful_parts(self) -> dict[str, Stateful]:
         """What checkpoints save beside model, optimiser and random states, by the name of its file."""
@@ -299,7 +276,7 @@ class GRPOTrainer:
                 write_completions(self.folder, trajectories[: self.config.log_completions], self.step)
         summaries = gather_summaries(self.accelerator, trajectories)
         metrics |= rollout_metrics(summaries)
-        self._check_usable(summaries)
+        check_usable(self, summaries)
         metrics |= {f"time/{name}_seconds": value for name, value in times.items()}
         metrics["time/total_seconds"] = clock.total()
         metrics["rollout/workers_replaced"] = float(self.collector.envs.workers_replaced)
@@ -328,30 +305,7 @@ class GRPOTrainer:
 
     def rollout(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """Play this process's share of the tasks; all rollouts of a task stay on one process."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        mine = list(tasks)[rank::world]
-        total = len(mine) * self.config.num_generations
-        with self.bar(total, f"update {self.step + 1} rollouts") as bar, self.generation():
-            trajectories = self.collector.collect(
-                mine,
-                self.config.num_generations,
-                seed=self.config.seed,
-                step=self.step,
-                context=self.method.student_context,
-                progress=bar,
-            )
-        # group ids count over the whole update: task j of this process is task rank + j * world of all
-        return [replace(t, group_id=rank + t.group_id * world) for t in trajectories]
-
-    def _check_usable(self, trajectories: Sequence[TrajectorySummary]) -> None:
-        """A run in which every rollout fails, update after update, must not go on looking alive."""
-        causes = [trajectory.failure for trajectory in trajectories]
-        self.empty_updates = self.empty_updates + 1 if None not in causes else 0
-        if self.empty_updates > self.config.max_skipped_steps:
-            raise RuntimeError(
-                f"GRPOTrainer: rollouts must be usable, but all failed in {self.empty_updates} updates in a row; "
-                f"the last cause: {causes[-1] if causes else 'no rollouts'}"
-            )
+        return play_tasks(self, tasks)
 
     # ---- evaluation
 
@@ -424,17 +378,6 @@ class GRPOTrainer:
         weights = whole_for_generation if self.config.ds3_gather_for_generation else sharded_for_generation
         with self.accelerator.autocast(), weights(self.scorer):
             yield
-
-    @contextlib.contextmanager
-    def bar(self, total: int, description: str) -> Iterator[Any]:
-        """A progress bar, or None."""
-        if not (self.progress and self.accelerator.is_main_process):
-            yield None
-            return
-        from tqdm import tqdm
-
-        with tqdm(total=total, desc=description, unit="episode", leave=False) as bar:
-            yield bar
 
     def _logger(self) -> MetricsLogger | None:
         if not self.accelerator.is_main_process:

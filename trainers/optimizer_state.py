@@ -64,22 +64,45 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
         ):  # weight decay is the run's, not the file's
             group.update(options)
         return
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
     if other := sorted({name for name, _ in _trainable(scorer)} ^ saved["zero"].keys()):
         raise _other_weights(f"others, such as {other[0]}")
     _make_state(scorer.optimizer)
     for name, parameter in _trainable(scorer):
         values = {key: value.to(accelerator.device) for key, value in saved["zero"][name].items()}
-        safe_set_full_fp32_param(parameter, values["fp32"])
-        for key in _MOMENTS:
+        for key in ("fp32", *_MOMENTS):
             if key in values:
-                safe_set_full_optimizer_state(parameter, values[key], key)
+                _put(parameter, values[key], None if key == "fp32" else key)
         with gathered([parameter], modifier_rank=0):
             parameter.copy_(values["fp32"].to(parameter.dtype))
     for state in _base(scorer).state.values():
         if "step" in state:
             state["step"] = torch.as_tensor(saved["step"], dtype=torch.float32)
+
+
+def _put(parameter: Any, value: torch.Tensor, moment: str | None) -> None:
+    """Set this process's part of a whole float32 weight, or of one of its moments.
+
+    DeepSpeed's calls with whole values refuse those that its processes do not share evenly, such as a single bias.
+    """
+    from deepspeed.utils import (
+        safe_set_full_fp32_param,
+        safe_set_full_optimizer_state,
+        safe_set_local_fp32_param,
+        safe_set_local_optimizer_state,
+    )
+
+    if hasattr(parameter, "ds_id"):
+        group, size = parameter.ds_process_group, parameter.ds_tensor.numel()
+        spare = size * torch.distributed.get_world_size(group) - value.numel()
+        padded = torch.nn.functional.pad(value.flatten(), (0, spare))
+        value = padded.narrow(0, size * torch.distributed.get_rank(group), size)
+        put, put_moment = safe_set_local_fp32_param, safe_set_local_optimizer_state
+    else:
+        put, put_moment = safe_set_full_fp32_param, safe_set_full_optimizer_state
+    if moment is None:
+        put(parameter, value)
+    else:
+        put_moment(parameter, value, moment)
 
 
 def _other_weights(got: str) -> ValueError:

@@ -51,7 +51,7 @@ def _take_step(trainer: GRPOTrainer, rows: TrainRows) -> dict[str, float] | None
         trainer.scorer,
         rows,
         config,
-        pad_token_id=trainer.tokenizer.pad_token_id,
+        pad_token_id=trainer.tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
         terms=trainer.terms,
         limits=trainer.limits,
     )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
+import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from helpers.recorder import NAMES
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
 from helpers.update_cases import SUITE, Angles, config, play
 
-from turncredit.credit import Credit, grpo, register_credit, registry
+from turncredit.credit import Credit, grpo, register_credit, registry, signals
 from turncredit.trainers import GRPOTrainer, Method, Teacher, get_method, list_methods, provides, register_method
 from turncredit.trainers.batch import make_batch, usable
 from turncredit.trainers.methods import contexts, list_providers, providers
@@ -21,11 +26,11 @@ TASKS = SUITE.tasks("train")[:4]
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-    monkeypatch.setattr(providers, "_PROVIDERS", dict(providers._PROVIDERS))
-    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
-    monkeypatch.setattr(contexts, "CONTEXTS", dict(contexts.CONTEXTS))
+def nothing_stays():
+    with contextlib.ExitStack() as stack:
+        for known in (registry._REGISTRY, providers._PROVIDERS, methods._METHODS, contexts.CONTEXTS, signals._SIGNALS):
+            stack.enter_context(mock.patch.dict(known))
+        yield
 
 
 def trainer(folder, suite=SUITE, **changes):
@@ -33,7 +38,8 @@ def trainer(folder, suite=SUITE, **changes):
 
 
 def test_every_name_resolves_with_all_its_options():
-    for name in list_methods():
+    assert set(NAMES.split()) <= set(list_methods())
+    for name in NAMES.split():
         method = get_method(name)
         assert method.name == name
         assert {"student_context", "invalid_penalty"} <= set(method.options)
@@ -160,8 +166,8 @@ def test_the_student_reads_the_skills_and_the_teacher_the_hint(tmp_path):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (torch.zeros(3), r"mine: provider of mood must give 'mood' as \[M\] = \[31\] or \[M, T\]"),
-        (torch.full((31,), torch.nan), "mine: provider of mood must give 'mood' as finite numbers, got nan"),
+        (torch.zeros(3), r"mine: provider of mood must give 'mood' as \[M\] = \[34\] or \[M, T\]"),
+        (torch.full((34,), torch.nan), "mine: provider of mood must give 'mood' as finite numbers, got nan"),
     ],
 )
 def test_what_a_provider_returns_is_checked_where_it_returns(tmp_path, made, message):
@@ -200,8 +206,7 @@ def test_a_method_of_ones_own_with_an_option_called_like_the_penalty_gets_the_re
 
 
 def test_rows_hold_the_teachers_own_scores_and_scores_are_rectified_once(tmp_path, monkeypatch):
-    import turncredit.credit.align.align_opsd as align
-
+    align = sys.modules["turncredit.credit.align.align_opsd"]  # its function has the module's name
     calls, real = [], align.rectify
     monkeypatch.setattr(align, "rectify", lambda *args, **options: calls.append(1) or real(*args, **options))
     batch = make_batch(usable(play(tiny_model(), TASKS, 0)))
@@ -215,10 +220,12 @@ def test_rows_hold_the_teachers_own_scores_and_scores_are_rectified_once(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["last_turns", "rare_turns", "likely", "next_turn", "critic", "hint_gain"])
-def test_the_documented_methods_train_by_name(tmp_path, name):
+def test_the_documented_methods_train_by_name(tmp_path, monkeypatch, name):
     page = (Path(__file__).resolve().parents[2] / "docs" / "adding_a_method.md").read_text()
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL)):
-        exec(compile(block, f"block {number}", "exec"), {"__name__": f"adding_a_method_{number}"})
+        module = types.ModuleType(f"adding_a_method_{number}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(block, module.__name__, "exec", dont_inherit=True), vars(module))
     with trainer(tmp_path, ToySuite(num_tasks=8, lenient=True), credit=name, warmup_steps=0) as run:
         metrics = run.train_step()
     assert metrics["train/optimizer_steps"] == 4

@@ -7,6 +7,7 @@ import torch
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.update_cases import SUITE, config
 
+from turncredit.credit import grpo, register_credit, registry
 from turncredit.credit.invalid_action import invalid_action_residual
 from turncredit.rollout import StopReason, Trajectory, Turn
 from turncredit.trainers import GRPOTrainer
@@ -76,3 +77,16 @@ def test_a_group_whose_turns_are_all_invalid_has_no_signal(tmp_path):
     result, _ = phase_of(tmp_path, [1.0, 1.0], [[False, False], [False]])
     assert not result.rows.active.any()
     assert result.metrics["credit/groups_without_advantage"] == 1
+
+
+def test_an_option_called_invalid_penalty_does_not_make_a_method_add_the_residual(tmp_path, monkeypatch):
+    """Only what a method declares counts; its option keeps the value it was given."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+    @register_credit("own_meaning")
+    def own_meaning(inputs, *, invalid_penalty=7.0):
+        assert invalid_penalty == 7.0
+        return grpo(inputs)
+
+    result, _ = phase_of(tmp_path, FAILED, ONE_IN_FOUR, credit="own_meaning")
+    assert result.rows.advantages[:, 0].tolist() == pytest.approx([0.25, -0.75, 0.25, 0.25], rel=2e-3)

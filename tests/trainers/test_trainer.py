@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.recorder import NAMES
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
 
 from turncredit.envs import Task
 from turncredit.rollout import SamplingConfig, load_trajectories
-from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer, list_methods
+from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer
 from turncredit.trainers.encoder import HashingEncoder
 
 EASY = {"num_tasks": 8, "needed": 1, "lenient": True}
@@ -88,7 +89,7 @@ def test_recomputed_logprobs_agree_with_the_sampled_ones(tmp_path):
     assert lines(tmp_path)[-1]["train/sampling_drift"] < 1e-5
 
 
-METHODS = list_methods()
+METHODS = NAMES.split()
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -12,11 +12,12 @@ from typing import Any
 
 from ..config import GRPOConfig, flat_options
 from ..methods import get_method
+from ..methods.tryout import try_options
 
 
 def check_method(config: GRPOConfig) -> None:
     """Raise unless the run's method exists and takes its options; needs no model and no games."""
-    get_method(config.credit, **config.credit_options)
+    try_options(get_method(config.credit, **config.credit_options).credit, config.num_generations)
 
 
 def make_parser(description: str | None = None) -> argparse.ArgumentParser:

@@ -142,5 +142,5 @@ class Method:
             "credit": credit.name if isinstance(credit, CreditMethod) else credit,
             "credit_options": dict(credit.options) if isinstance(credit, CreditMethod) else {},
             "options": dict(self.options),
-            "terms": [repr(term) for term in self.terms],
+            "terms": {term.name: {"kind": type(term).__name__, **vars(term)} for term in self.terms},
         }

@@ -198,7 +198,6 @@ def teacher_logprobs(batch: TurnBatch, run: Run) -> Tensor:
 
 def teacher_scores(run: Run, pairs: list[tuple[int, int]] | None = None) -> TeacherScores:
     """The batch, and pairs of rows, under the teacher's prompts in one pass, and how many rows that took."""
-    assert run.batch is not None
     scores = score_teacher(
         lambda prompts, responses: run.score(prompts, responses, weights="teacher"),
         run.batch,

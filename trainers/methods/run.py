@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ...credit.metrics import Largest, Mean, Total
 from ...envs import Task, TaskSuite
@@ -22,10 +23,11 @@ from ...rollout.limits import model_positions
 from ...rollout.sampling import Sample
 from ...rollout.scoring import ResponseScores, score_responses
 from ...rollout.types import Trajectory
-from ..batch import TurnBatch
+from ..batch import TurnBatch, make_batch
 from ..config import GRPOConfig
 from ..distributed import agree_max, zero_stage
 from ..encoder import Encoder, embed, load_encoder
+from ..policy import Policy
 from ..reference import speaking
 from ..teacher import TeacherModel, teacher_openings, teacher_prompts
 from .checks import check_contexts, check_signal
@@ -48,9 +50,7 @@ class Run:
         tasks: training tasks by id.
         accelerator: the processes.
         collector: plays and samples.
-        model: the bare policy.
-        scorer: what scores with it: a `PolicyScorer`, or DeepSpeed's engine around one.
-        reference: the frozen reference as a scorer, or None.
+        policy: the policy, prepared, and its frozen reference.
         teacher: whose weights the teacher has.
         generation: the context in which the policy generates.
         encoder: a sentence encoder instead of the ones that methods name.
@@ -62,14 +62,12 @@ class Run:
     tasks: Mapping[str, Task]
     accelerator: Accelerator
     collector: RolloutCollector
-    model: PreTrainedModel
-    scorer: Any
-    reference: Any
+    policy: Policy
     teacher: TeacherModel
-    generation: Any = contextlib.nullcontext
+    generation: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     encoder: Encoder | None = None
     step: int = field(default=0, init=False)
-    batch: TurnBatch | None = field(default=None, init=False)
+    batch: TurnBatch = field(default_factory=lambda: make_batch([]), init=False)
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     signals: dict[str, Any] = field(default_factory=dict, init=False)
     student_logprobs: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)
@@ -96,7 +94,7 @@ class Run:
 
     def longest(self, weights: str = "policy") -> int | None:
         """The longest row of a model, tokens; None without a limit."""
-        positions = model_positions(self.teacher.model if weights == "teacher" else self.model)
+        positions = model_positions(self.teacher.model if weights == "teacher" else self.policy.model)
         return None if positions is None else positions.limit
 
     # ---- calls of all processes
@@ -112,19 +110,18 @@ class Run:
             raise ValueError(
                 f'Run.weights: whose must be "policy", "teacher" or "reference", got {whose!r}; write one of them'
             )
-        if whose == "reference" and self.reference is None:
+        reference = self.policy.reference
+        if whose == "reference" and reference is None:
             raise ValueError(
                 f'Run.weights: whose must not be "reference" in a run without one, got it from {self.method.name}; set '
                 "beta above 0"
             )
-        if whose == "reference":
-            with speaking(self.reference):
-                yield self.reference
-        elif whose == "teacher":
+        if whose == "teacher":
             with self.teacher.speaking():
                 yield self.teacher.scorer
         else:
-            yield self.scorer
+            with speaking(reference) if whose == "reference" else contextlib.nullcontext():
+                yield reference if whose == "reference" else self.policy.scoring
 
     def score(
         self,
@@ -249,7 +246,6 @@ class Run:
         if not isinstance(made, Mapping) or set(made) != set(names):
             got = sorted(made) if isinstance(made, Mapping) else type(made).__name__
             raise TypeError(f"{owner} must return a mapping of {sorted(names)}, got {got}; return those, by name")
-        assert self.batch is not None
         for name, value in made.items():
             if value is not None or self.batch.turns:
                 check_signal(owner, name, value, self.batch)
@@ -261,7 +257,6 @@ class Run:
         entropy = entropy or any(own.get("entropy", False) for own in announced)
         names = tuple(sorted({*modules, *(name for own in announced for name in own.get("modules", ()))}))
         if self._own is None or self._own[:2] != (entropy, names):
-            assert self.batch is not None
             scores = self.score(self.batch.prompts, self.batch.responses, entropy=entropy, modules=names)
             self._own = entropy, names, scores
         return self._own[2]
@@ -269,7 +264,6 @@ class Run:
     def teacher_texts(self) -> list[str | None]:
         """What the teacher reads beside the student's prompt, one text or None per row."""
         if self._texts is None:
-            assert self.batch is not None
             self._texts = teacher_texts(self.method, self.batch, self)
         return self._texts
 
@@ -284,7 +278,6 @@ class Run:
         return teacher_openings(*self._rendering())
 
     def _rendering(self) -> tuple[Any, TurnBatch, list[str | None], Mapping[str, Any], TaskSuite]:
-        assert self.batch is not None
         return self.tokenizer, self.batch, self.teacher_texts(), self.collector.chat_template_kwargs, self.suite
 
     def start(self) -> None:
