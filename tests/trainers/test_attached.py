@@ -51,7 +51,7 @@ def test_outputs_are_the_modules_at_the_positions_that_predict_the_response(max_
         for name, values in expected.items():
             torch.testing.assert_close(scores.outputs[name][i, : len(response)], values, atol=1e-5, rtol=1e-5)
             assert not scores.outputs[name][i, len(response) :].any()
-    plain = score_responses(PolicyScorer(model), PROMPTS, RESPONSES, **options)
+    plain = score_responses(PolicyScorer(model, chunk_tokens=2), PROMPTS, RESPONSES, **options)
     assert plain.logprobs.equal(scores.logprobs)
     assert plain.outputs == {}
     assert score_responses(scorer, [], [], modules=("spare",), **options).outputs["spare"].shape[0] == 0
