@@ -64,22 +64,35 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
         ):  # weight decay is the run's, not the file's
             group.update(options)
         return
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
     if other := sorted({name for name, _ in _trainable(scorer)} ^ saved["zero"].keys()):
         raise _other_weights(f"others, such as {other[0]}")
     _make_state(scorer.optimizer)
     for name, parameter in _trainable(scorer):
         values = {key: value.to(accelerator.device) for key, value in saved["zero"][name].items()}
-        safe_set_full_fp32_param(parameter, values["fp32"])
-        for key in _MOMENTS:
-            if key in values:
-                safe_set_full_optimizer_state(parameter, values[key], key)
+        for key, value in values.items():
+            _put(parameter, value, key)
         with gathered([parameter], modifier_rank=0):
             parameter.copy_(values["fp32"].to(parameter.dtype))
     for state in _base(scorer).state.values():
         if "step" in state:
             state["step"] = torch.as_tensor(saved["step"], dtype=torch.float32)
+
+
+def _put(parameter: Any, value: torch.Tensor, key: str) -> None:
+    """Set a parameter's float32 copy or a moment of it; every process has the whole value and keeps its part."""
+    from deepspeed import utils
+
+    kind, group = "full", getattr(parameter, "ds_process_group", None)
+    if hasattr(parameter, "ds_id") and value.numel() % torch.distributed.get_world_size(group):
+        # the last part is padded, which DeepSpeed's function for whole values does not know
+        size, rank = parameter.partition_numel(), torch.distributed.get_rank(group)
+        whole = value.new_zeros(size * torch.distributed.get_world_size(group))
+        whole[: value.numel()] = value.flatten()
+        kind, value = "local", whole[size * rank : size * (rank + 1)]
+    if key == "fp32":
+        getattr(utils, f"safe_set_{kind}_fp32_param")(parameter, value)
+    else:
+        getattr(utils, f"safe_set_{kind}_optimizer_state")(parameter, value, key)
 
 
 def _other_weights(got: str) -> ValueError:
