@@ -34,7 +34,7 @@ from turncredit.envs.alfworld import AlfWorldSuite, generate_games
 
 EMBEDDED = Path(__file__).parent / "assets" / "alfworld_tiny"
 
-# a 3B model on the official games: the papers' settings (METHODS, section 5)
+# a 3B model on the official games: the papers' settings (docs/equations.md#policy-objective)
 OFFICIAL = {"output_dir": "outputs/alfworld", "credit": "agent_opsd"}
 
 # a named model on generated games: the same, for less long

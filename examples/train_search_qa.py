@@ -34,7 +34,7 @@ from turncredit.envs.search_qa import TRAIN_SOURCES, SearchQASuite, load_questio
 
 EMBEDDED = Path(__file__).parent / "assets" / "search_qa_tiny"
 
-# the papers' settings (METHODS, section 5); the Search-QA scripts use a tenth of the usual KL coefficient
+# the papers' settings (docs/equations.md#policy-objective); Search-QA scripts use a tenth of the usual KL coefficient
 OFFICIAL = {
     "output_dir": "outputs/search_qa",
     "credit": "agent_opsd",

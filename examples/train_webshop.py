@@ -30,7 +30,7 @@ from turncredit.envs.webshop import ShopConfig, WebShopSuite
 
 EMBEDDED = Path(__file__).parent / "assets" / "webshop_tiny"
 
-# the papers' settings (METHODS, section 5)
+# the papers' settings (docs/equations.md#policy-objective)
 OFFICIAL = {"output_dir": "outputs/webshop", "credit": "agent_opsd", "max_prompt_length": 4096}
 
 # the embedded policy in the generated shop: small numbers, a large step

@@ -21,7 +21,7 @@ TRACKERS = ("wandb", "tensorboard")
 
 @dataclass
 class GRPOConfig:
-    """Settings of `GRPOTrainer`. Defaults are the papers' (METHODS section 5).
+    """Settings of `GRPOTrainer`. Defaults are the papers' (docs/equations.md#policy-objective).
 
     Args:
         output_dir: folder of metrics, completions, trajectories and checkpoints.

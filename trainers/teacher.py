@@ -43,7 +43,7 @@ def hindsight_text(trajectory: Trajectory) -> str:
 def hindsight_contexts(trajectories: Sequence[Trajectory]) -> list[str | None]:
     """For every trajectory the first successful *other* one of its group, told as text; None where there is none.
 
-    Source: StepOPSD; METHODS section 3. First means the smallest rollout index; success means 1.
+    Source: StepOPSD; docs/equations.md#stepopsd. First means the smallest rollout index; success means 1.
     """
     winners: dict[int, list[Trajectory]] = {}
     for trajectory in sorted(trajectories, key=lambda t: t.rollout_index):
