@@ -123,7 +123,7 @@ class SavingConfig(_Group):
 
 @dataclass(init=False)
 class GRPOConfig:
-    """Settings of `GRPOTrainer`. Defaults are those of AgentOPSD's and AlignOPSD's papers, and train GRPO.
+    """Settings of `GRPOTrainer`. Defaults train GRPO with the papers' settings (docs/equations.md#policy-objective).
 
     Options of a group are given in it or by their own names, ``GRPOConfig(num_envs=8)``, are read and set so too,
     ``config.num_envs``, and win over their group's. A group may be a mapping, as a JSON file holds it.
