@@ -28,9 +28,38 @@ SIGNALS = {
 }
 METHODS = {*trainers.RECIPES, *list_credits()} if hasattr(trainers, "RECIPES") else set(trainers.list_methods())
 
-KNOWN_BRANCHES: set[str] = set()
-KNOWN_SIGNATURES: set[str] = set()
-KNOWN_MISSING: set[str] = set()
+KNOWN_BRANCHES: set[str] = {
+    "trainers/grpo.py: 'correspondence' in self.credit.requires",
+    "trainers/optimization.py: auxiliary.kind == 'sdar'",
+    "trainers/optimization.py: self.kind not in ('sdar', 'skill_sd')",
+    "trainers/phase.py: 'anchor_ids' in needs",
+    "trainers/phase.py: 'correspondence' in self.credit.requires",
+    "trainers/phase.py: 'correspondence' not in self.credit.requires",
+    "trainers/phase.py: 'span_mask' in needs",
+    "trainers/phase.py: 'teacher_logprobs' in self.credit.requires",
+    "trainers/tryout.py: 'correspondence' in method.requires",
+}
+KNOWN_SIGNATURES: set[str] = {
+    "trainers/phase.py: CreditPhase (15)",
+}
+KNOWN_MISSING: set[str] = {
+    "credit/agent/",
+    "credit/align/",
+    "credit/lab/",
+    "credit/signals.py",
+    "docs/adding_an_environment.md",
+    "docs/equations.md",
+    "envs/kit/",
+    "envs/replay.py",
+    "rollout/check_suite.py",
+    "rollout/contexts.py",
+    "rollout/episodes.py",
+    "trainers/launch/",
+    "trainers/methods/",
+    "trainers/methods/contexts.py",
+    "trainers/methods/providers.py",
+    "trainers/terms.py",
+}
 
 
 def assert_only(found: set[str], known: set[str]) -> None:
@@ -63,7 +92,7 @@ def branches(tree: ast.Module, names: set[str]) -> set[str]:
 
 
 def test_the_search_for_branches_finds_them():
-    code = "if a == 'x' or b in ('y', 'z') or 'x' in c: pass\nmatch d:\n    case 'z': pass\ne = {'x': 1}['x']; f = a == 'q'"
+    code = "if a == 'x' or b in ('y', 'z') or 'x' in c: pass\nmatch d:\n    case 'z': pass\nf = {'x': 1}['x'], a == 'q'"
     assert branches(ast.parse(code), {"x", "y", "z"}) == {"a == 'x'", "b in ('y', 'z')", "'x' in c", "'z'"}
 
 
