@@ -174,7 +174,7 @@ def test_a_policy_without_a_note_is_known_by_its_vocabulary(tmp_path):
         (["--config", "nowhere.json"], "--config: nowhere.json must be a JSON file of options"),
         (["--set", "no_such=1"], "unknown options"),
         (["--set", "learning_rat=1"], r"unknown options \['learning_rat'\]; did you mean \['learning_rate'\]\?"),
-        (["--credit", "no_such"], "credit must be one of .*, got 'no_such'"),
+        (["--credit", "no_such"], r"name must be one of .*, got 'no_such'"),
         (["--credit-option", "gama=1"], "gama"),
         (["--credit", "agent_opsd", "--credit-option", "weight_min=-1"], "weight_min"),
     ],
