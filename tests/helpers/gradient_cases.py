@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -167,7 +168,7 @@ def run_rank(rank: int, world: int, port: int, folder: str) -> None:
             pad_token_id=0,
             terms=objective(settings, case.terms),
         )
-        module: nn.Module = accelerator.unwrap_model(scorer)
+        module: Any = accelerator.unwrap_model(scorer)
         results[name] = ({n: p.grad for n, p in module.named_parameters()}, metrics)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
