@@ -102,7 +102,7 @@ def test_trl_s_names_are_those_of_the_same_averages():
         got, expected = (loss_coefficients(MASK, IDS, every, loss_type=kind) for kind in (name, ours))
         assert got[0].equal(expected[0])
         assert got[1].equal(expected[1])
-    with pytest.raises(ValueError, match="loss_type must be one of .*'dapo'.*, got 'bnpo'"):
+    with pytest.raises(ValueError, match=r"loss_type must be one of .*'dapo'.*, got 'bnpo'"):
         GRPOConfig(loss_type="bnpo")
 
 
