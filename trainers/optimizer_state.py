@@ -69,9 +69,8 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
     _make_state(scorer.optimizer)
     for name, parameter in _trainable(scorer):
         values = {key: value.to(accelerator.device) for key, value in saved["zero"][name].items()}
-        for key in ("fp32", *_MOMENTS):
-            if key in values:
-                _put(parameter, values[key], None if key == "fp32" else key)
+        for key, value in values.items():
+            _put(parameter, value, key)
         with gathered([parameter], modifier_rank=0):
             parameter.copy_(values["fp32"].to(parameter.dtype))
     for state in _base(scorer).state.values():
@@ -79,30 +78,21 @@ def restore_optimizer(accelerator: Any, scorer: Any, optimizer: Any, saved: dict
             state["step"] = torch.as_tensor(saved["step"], dtype=torch.float32)
 
 
-def _put(parameter: Any, value: torch.Tensor, moment: str | None) -> None:
-    """Set this process's part of a whole float32 weight, or of one of its moments.
+def _put(parameter: Any, value: torch.Tensor, key: str) -> None:
+    """Set a parameter's float32 copy or a moment of it; every process has the whole value and keeps its part."""
+    from deepspeed import utils
 
-    DeepSpeed's calls with whole values refuse those that its processes do not share evenly, such as a single bias.
-    """
-    from deepspeed.utils import (
-        safe_set_full_fp32_param,
-        safe_set_full_optimizer_state,
-        safe_set_local_fp32_param,
-        safe_set_local_optimizer_state,
-    )
-
-    if hasattr(parameter, "ds_id"):
-        group, size = parameter.ds_process_group, parameter.ds_tensor.numel()
-        spare = size * torch.distributed.get_world_size(group) - value.numel()
-        padded = torch.nn.functional.pad(value.flatten(), (0, spare))
-        value = padded.narrow(0, size * torch.distributed.get_rank(group), size)
-        put, put_moment = safe_set_local_fp32_param, safe_set_local_optimizer_state
+    kind, group = "full", getattr(parameter, "ds_process_group", None)
+    if hasattr(parameter, "ds_id") and value.numel() % torch.distributed.get_world_size(group):
+        # the last part is padded, which DeepSpeed's function for whole values does not know
+        size, rank = parameter.partition_numel(), torch.distributed.get_rank(group)
+        whole = value.new_zeros(size * torch.distributed.get_world_size(group))
+        whole[: value.numel()] = value.flatten()
+        kind, value = "local", whole[size * rank : size * (rank + 1)]
+    if key == "fp32":
+        getattr(utils, f"safe_set_{kind}_fp32_param")(parameter, value)
     else:
-        put, put_moment = safe_set_full_fp32_param, safe_set_full_optimizer_state
-    if moment is None:
-        put(parameter, value)
-    else:
-        put_moment(parameter, value, moment)
+        getattr(utils, f"safe_set_{kind}_optimizer_state")(parameter, value, key)
 
 
 def _other_weights(got: str) -> ValueError:
