@@ -29,7 +29,8 @@ def gigpo(
     the group with the same ``anchor_ids``, and ``A_i = R_i - mean_g R``; ``"mean_std"`` divides each by its sample
     standard deviation (ddof = 1) plus eps. A turn whose anchor nobody shares has S = 0.
 
-    Source: GiGPO (arXiv 2505.10978). Where ``turn_rewards`` is None, ``rewards`` is earned at the last turn.
+    Source: GiGPO (arXiv 2505.10978), docs/equations.md#gigpo. Where ``turn_rewards`` is None, ``rewards``
+    is earned at the last turn.
 
     Args:
         inputs: the batch; needs ``anchor_ids`` (exact ones, or those of :func:`similarity_anchors`).

@@ -31,8 +31,8 @@ def group_relative_advantages(
     gives exactly 0. So does a reward that lies within a quarter of that from its group's mean: this is the one place
     that decides whether an advantage counts as 0, and what divides by one or takes its sign asks whether it *is* 0.
 
-    Source: GRPO (arXiv 2402.03300), AgentOPSD (arXiv 2608.05987) Eq. 2; without the division, Dr.GRPO
-    (arXiv 2503.20783).
+    Source: GRPO (arXiv 2402.03300); AgentOPSD (arXiv 2608.05987), Eq. 2; docs/equations.md#shared-definitions, Eq. (2).
+    Without the division, Dr.GRPO (arXiv 2503.20783).
 
     Args:
         rewards: ``[N]`` float, return of each trajectory.

@@ -20,7 +20,8 @@ def grpo(
 ) -> Credit:
     """Uniform credit: ``A~[k, t] = A_i`` for every sampled token of trajectory i.
 
-    Source: GRPO (arXiv 2402.03300); ``scale_rewards=False`` (registered as ``dr_grpo``) is Dr.GRPO (2503.20783).
+    Source: GRPO (arXiv 2402.03300), docs/equations.md#grpo; ``scale_rewards=False``, registered as ``dr_grpo``, is
+    Dr.GRPO (arXiv 2503.20783).
     A group of one, or with equal rewards, gets exactly 0. Options as in :func:`group_relative_advantages`.
 
     Returns:

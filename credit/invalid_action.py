@@ -34,9 +34,9 @@ def invalid_action_residual(
     the turns of a group. The allocated weights never see the penalty, so the trajectory's token-weighted credit is
     conserved up to it.
 
-    Source: AlignOPSD, stage 2 (METHODS.md section 2.3) for ``"paper"``. There a group of equal rewards has no deviation
-    but the penalty's own, so that one invalid turn of n gets about -sqrt(n), -19.6 of 400. ``"bounded"`` is ours: the
-    deviation of the rewards, or the penalty where that is larger, so that no residual exceeds 1 in size.
+    Source: docs/equations.md#invalid-actions; Eq. (30), ``"paper"``, is AlignOPSD's. There a group of equal rewards has
+    no deviation but the penalty's own, so that one invalid turn of n gets about -sqrt(n), -19.6 of 400. ``"bounded"``
+    is ours: the deviation of the rewards, or the penalty where that is larger, so that no residual exceeds 1 in size.
 
     Args:
         rewards: ``[N]`` float, return of each trajectory without the penalty.

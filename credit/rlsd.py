@@ -32,7 +32,7 @@ def rlsd(
     ``A~_t = A_i * (1 + lam_s * (w_t - 1))``, ``lam_s = lam * max(0, 1 - step / decay_steps)``, with the token gap
     ``delta_t = log pi(y_t | h+) - log pi(y_t | h)``.
 
-    Source: RLSD (arXiv 2604.03128).
+    Source: RLSD (arXiv 2604.03128), docs/equations.md#rlsd.
 
     Args:
         inputs: the batch; needs ``teacher_logprobs``.

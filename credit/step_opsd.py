@@ -38,8 +38,8 @@ def step_opsd(
     ``m_k`` = mean of |A~| over the span tokens of turn k, ``coef_k = clip(mean_k m_k / (m_k + 1e-6), 1/2, 2)``
     multiplies the span tokens of turn k.
 
-    Source: StepOPSD (arXiv 2605.27140). Where lam_s is 0 all m_k are equal and the normalisation is left out, so that
-    the end of the schedule is GRPO bit for bit.
+    Source: StepOPSD (arXiv 2605.27140), docs/equations.md#stepopsd. Where lam_s is 0 all m_k are equal and the
+    normalisation is left out, so that the end of the schedule is GRPO bit for bit.
 
     Args:
         inputs: the batch; needs ``teacher_logprobs`` (a stale snapshot under hindsight) and ``span_mask``

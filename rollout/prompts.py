@@ -90,7 +90,7 @@ def with_privileged_context(messages: Sequence[Message], privileged: str) -> lis
 
     In a content of parts it goes into the first text part, so that a template shows the same text either way.
 
-    Source: METHODS, h+ = (s, c+); released code puts it before the system prompt, where left truncation cuts it away.
+    Source: docs/equations.md#shared-definitions, h+; released code puts it first, where left truncation cuts it away.
 
     Raises:
         TypeError: `privileged` or the first user message's content is not text.

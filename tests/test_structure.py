@@ -123,3 +123,47 @@ def test_the_front_door_of_credit_is_small() -> None:
 
     assert len(credit.__all__) <= 16
     assert sorted(credit.__all__) == credit.__all__
+
+
+def shipped_code() -> Iterator[tuple[str, str]]:
+    """Every file of code that ships or is an example, by its name in the checkout."""
+    for folder in (*FOLDERS, "examples", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading is called in a link to it, as GitHub has it."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_document_that_code_cites_ships_with_its_anchor() -> None:
+    missing, cited = set(), 0
+    for name, text in shipped_code():
+        for page, anchor in re.findall(r"\b((?:docs/)[\w/]+\.md)(?:#([\w-]+))?", text):
+            cited += 1
+            if not (ROOT / page).is_file() or (anchor and anchor not in anchors(ROOT / page)):
+                missing.add((name, page, anchor))
+    assert missing == set()
+    assert cited > 20
+
+
+def test_every_anchor_of_the_equations_that_a_page_links_to_is_there() -> None:
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for target, anchor in re.findall(r"\]\((\w+\.md)?#([\w-]+)\)", page.read_text(encoding="utf-8")):
+            assert anchor in anchors(ROOT / "docs" / target if target else page), (page.name, target, anchor)
+
+
+def test_no_code_cites_a_page_that_does_not_ship() -> None:
+    word = "METHODS"
+    for name, text in shipped_code():
+        if not name.startswith("benchmarks"):  # one names its list of methods so
+            assert not re.search(rf"\b{word}(_MORE)?\b", text), name
+
+
+def test_sources_of_credit_name_an_equation() -> None:
+    for name, text in shipped_code():
+        if name.startswith("credit/"):
+            for source in re.findall(r"Source: ((?:.+\n?){1,3})", text):
+                assert re.search(r"docs/equations\.md#[\w-]+|Eq\. \(?\d", source), (name, source)

@@ -86,7 +86,7 @@ def span_mask(batch: TurnBatch, kind: str) -> Tensor:
         batch: the rows.
         kind: ``"action_only"`` (the tokens of the action) or ``"clean_step"`` (thinking and action tokens).
 
-    Source: StepOPSD; METHODS section 3. A turn whose action could not be parsed has an empty span.
+    Source: StepOPSD; docs/equations.md#stepopsd. A turn whose action could not be parsed has an empty span.
     """
     if kind not in ("action_only", "clean_step"):
         raise ValueError(f'span_mask: kind must be "action_only" or "clean_step", got {kind!r}')

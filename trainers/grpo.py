@@ -1,7 +1,7 @@
 """The training loop: rollouts, scores, credit, clipped objective, one optimiser step; read top to bottom.
 
-Departs from the papers' released code where it must: the success rate is a fraction, statistics count trajectories,
-teacher prompts are built from messages, no padded copy of a row exists.
+Departs from the papers' released code where docs/equations.md#departures says it must: the success rate is a fraction,
+statistics count trajectories, teacher prompts are built from messages, no padded copy of a row exists.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def clipped_policy_loss(
         r = exp(logprobs - old_logprobs)
         objective = min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A);   for A < 0: max(objective, delta A)
 
-    Source: DAPO (asymmetric range); AgentOPSD and AlignOPSD (defaults). loss = -objective.
+    Source: DAPO (asymmetric range); docs/equations.md#policy-objective for the defaults. loss = -objective.
 
     Args:
         logprobs: ``[n]`` float, current policy, with gradient.
@@ -155,8 +155,7 @@ def loss_coefficients(
 def sdar_loss(logprobs: Tensor, teacher_logprobs: Tensor, student_logprobs: Tensor, *, beta: float = 5.0) -> Tensor:
     """Gated distillation: -g * log pi with g = sigmoid(beta * delta) detached, delta the teacher's token gap.
 
-    Source: SDAR; the value is g (log pi_T - log pi), which has the same gradient. beta = 0 gives the ungated OPSD
-    term (g = 1/2).
+    Source: SDAR; docs/equations.md#auxiliary-losses, Eq. (37). beta = 0 gives the ungated OPSD term (g = 1/2).
 
     Args:
         logprobs: ``[n]`` float, current policy, with gradient.
@@ -169,7 +168,8 @@ def sdar_loss(logprobs: Tensor, teacher_logprobs: Tensor, student_logprobs: Tens
 def skill_sd_loss(logprobs: Tensor, teacher_logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     """Importance-weighted k3 towards the teacher: rho * (exp(-l) - 1 + l), l = log pi - log pi_T.
 
-    Source: Skill-SD. rho = exp(log pi - log pi_old), its log capped at 10; exponent capped at 20.
+    Source: Skill-SD; docs/equations.md#auxiliary-losses. rho = exp(log pi - log pi_old), its log capped at 10, the
+    exponent at 20.
 
     Args:
         logprobs: ``[n]`` float, current policy, with gradient.

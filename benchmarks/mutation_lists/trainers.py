@@ -27,24 +27,6 @@ MUTATIONS = (
     ("losses", "(-gap).clamp(max=20).exp() - 1 + gap", "gap.clamp(max=20).exp() - 1 - gap", "Skill-SD: forward k3", LOSSES),
     ("optimization", "config.sampling.temperature or 1.0,\n                    bool(index)", "1.0,\n                    bool(index)",
      "temperature dropped in the update", WHOLE),
-<<<<<<< HEAD
-    ("terms", "return -batch.entropy,", "return batch.entropy,", "sign of the entropy", STEP),
-    ("terms", "KLTerm(coef=config.beta)", "KLTerm()", "beta ignored", STEP),
-    ("terms", 'kl_k3(batch.logprobs, batch.signals["ref_logprobs"])', "kl_k3(batch.logprobs, batch.old_logprobs)",
-     "KL to the policy that sampled", STEP),
-    ("optimization", "flat(rows.old_logprobs)", "scored.logprobs.detach()", "ratio always 1", STEP),
-    ("terms", '"epsilon_high": config.epsilon_high', '"epsilon_high": config.epsilon', "upper clip bound ignored", STEP),
-    ("terms", '"delta": config.delta', '"delta": None', "dual clip ignored", WHOLE),
-    ("optimization", "totals[key] = coef * (loss", "totals[key] = (loss", "coefficient of a lone term dropped", STEP),
-    ("terms", "PolicyTerm(coef=policy_weight, **bounds)", "PolicyTerm(**bounds)", "OPSD keeps the policy gradient", WHOLE),
-    ("terms", "beta=self.beta)", "beta=5.0)", "SDAR's gate ignores its beta", WHOLE),
-    ("optimization", 'rows.active if taken == "active" else torch.ones_like(rows.active)', "rows.active",
-     "auxiliary term over active rows only", STEP),
-    ("optimization", "loss = loss + part * scale[key]", "loss = loss + part * next(iter(scale.values()))",
-     "auxiliary term over the policy's denominator", STEP),
-    ("optimization", "processes / max(value, 1.0)", "1 / max(value, 1.0)",
-     "gradient averaged over processes", STEP),
-=======
     ("optimization", "flat(rows.old_logprobs)", "scored.logprobs.detach()", "ratio always 1", STEP),
     ("optimization", "totals[key] = coef * (loss", "totals[key] = (loss", "coefficient of a lone term dropped", STEP),
     ("optimization", "total + coef * loss", "total + loss", "coefficients of terms with one average dropped", STEP),
@@ -67,7 +49,6 @@ MUTATIONS = (
     ("terms", "beta=self.beta", "beta=5.0", "SDAR's gate ignores its beta", WHOLE),
     ("terms", "value.shape != shape", "value.shape[0] != shape[0]", "a loss of another shape is broadcast", TERMS),
     ("terms", "if not loss.requires_grad:", "if False:", "a loss without gradient trains nothing and says nothing", TERMS),
->>>>>>> terms
     ("optimization", "learning_rate * (step + 1) / config.warmup_steps", "learning_rate * step / config.warmup_steps",
      "warm-up off by one", STEP),
     ("optimization", "config.learning_rate * 0.5 * (1 + math.cos", "config.learning_rate * (1 + math.cos",
@@ -80,11 +61,6 @@ MUTATIONS = (
      "trainers/test_trainer.py::test_a_step_that_is_not_finite_is_left_out_and_after_a_limit_the_run_stops"),
     ("optimization", "    optimizer.zero_grad(set_to_none=True)\n    return value", "    return value",
      "gradients pile up", WHOLE),
-<<<<<<< HEAD
-    ("optimization", 'metrics["num_tokens"] = weights.tokens', 'metrics["num_tokens"] = weights.tokens / 2', "num_tokens halved", STEP),
-    ("metrics", 'in names else "num_tokens"', 'in names else "policy_denominator"', "token means by trajectories",
-     TERMS),
-=======
     ("optimization", 'metrics["num_tokens"] = weights.tokens', 'metrics["num_tokens"] = next(iter(weights.denominators.values()))',
      "num_tokens counts trajectories", STEP),
     ("metrics", 'own if name.endswith("_loss") and own in names else "num_tokens"', '"policy_denominator"',
@@ -92,7 +68,6 @@ MUTATIONS = (
     ("metrics", 'name.endswith("_loss") and own in names', "own in names", "KL by the denominator of its loss", TERMS),
     ("metrics", 'math.fsum(joined[f"{name}_loss"] for name in auxiliary)', 'joined["auxiliary_loss"]',
      "losses of several terms joined by tokens", TERMS),
->>>>>>> terms
     ("metrics", 'math.fsum(step["num_tokens"] for step in steps)', 'steps[0]["num_tokens"]', "num_tokens of one step", TERMS),
     ("update", "range(config.num_iterations)", "range(1)", "epochs ignored", WHOLE),
     ("update", "order[part :: config.num_minibatches]", "order.copy()", "minibatches ignored", WHOLE),
@@ -100,14 +75,8 @@ MUTATIONS = (
      "minibatches of every update alike", WHOLE),
     ("update", "default_rng([config.seed, trainer.step, iteration])", "default_rng([config.seed, trainer.step, 0])",
      "minibatches of every epoch alike", WHOLE),
-<<<<<<< HEAD
     ("grpo", "objective(config, self.method.terms,", "objective(config, (),", "auxiliary term dropped", WHOLE),
     ("update", "learning_rate(trainer.step, config)", "config.learning_rate", "schedule ignored", WHOLE),
-=======
-    ("grpo", "objective(config, self.recipe.terms, self.recipe.policy_weight)", "objective(config)", "auxiliary term dropped",
-     WHOLE),
-    ("grpo", "learning_rate(self.step, config)", "config.learning_rate", "schedule ignored", WHOLE),
->>>>>>> terms
     ("grpo", "divmod(step, per_epoch)", "divmod(0, per_epoch)", "the same tasks in every update", INPUTS),
     ("grpo", "default_rng([self.config.seed, epoch])", "default_rng([self.config.seed, 0])", "every epoch alike", INPUTS),
     ("grpo", "default_rng([self.config.seed, epoch])", "default_rng([0, epoch])", "task order without the seed", INPUTS),

@@ -57,8 +57,8 @@ def agent_opsd(
         w_k = clip(1 + band * (q_k - mean_k q) / (std_k q + eps), 1 - band, 1 + band)
         A~_k = A_i * (1 + lam * (w_k - 1))
 
-    Source: AgentOPSD (arXiv 2608.05987), Sec. 3 and the ablations of Table 2. The released code departs from the
-    paper (no decay, prior from the scaled reward, eps 1e-6); this follows the paper. The evidence options are ours.
+    Source: AgentOPSD (arXiv 2608.05987), Table 2 too; docs/equations.md#agentopsd, Eq. (4) to (10). The released code
+    departs from the paper (docs/equations.md#departures); this follows the paper. The evidence options are ours.
 
     Args:
         inputs: the batch; needs ``teacher_logprobs``.

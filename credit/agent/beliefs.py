@@ -15,7 +15,7 @@ def belief_revisions(
 ) -> tuple[Tensor, Tensor]:
     """Beliefs ``B_k = sigmoid(l_0 + c_k)`` with ``c_k = gamma * c_{k-1} + e_k``, and revisions ``B_k - B_{k-1}``.
 
-    Source: AgentOPSD (arXiv 2608.05987). The difference is taken as
+    Source: AgentOPSD, docs/equations.md#agentopsd, Eq. (6) to (8). The difference is taken as
     ``sigmoid(hi) * sigmoid(-lo) * (1 - exp(lo - hi))``, which neither overflows nor cancels.
 
     Args:

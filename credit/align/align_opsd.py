@@ -119,7 +119,7 @@ def align_opsd(
     ``x`` = projected hierarchical density; ``A~_k = A_i ((1 - mu) + mu x_k)`` plus the invalid-action residual.
     Per trajectory ``sum_k n_k w_k = sum_k n_k``.
 
-    Source: AlignOPSD (METHODS.md section 2), every default the paper's. The pieces can be used alone:
+    Source: AlignOPSD, docs/equations.md#alignopsd, every default the paper's. The pieces can be used alone:
     :func:`rectify`, :func:`profile_divergence`, :func:`boundary_threshold`, :func:`segment_spans`,
     :func:`random_spans`, :func:`allocate`, :func:`invalid_action_residual`.
 

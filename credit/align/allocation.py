@@ -51,7 +51,7 @@ def allocate(
 
     The density of :func:`hierarchical_density`, projected by :func:`project_density`, then ``w = (1 - mu) + mu x``.
 
-    Source: AlignOPSD, stage 2 (METHODS.md section 2.3).
+    Source: AlignOPSD, docs/equations.md#allocation, Eq. (23) to (28).
 
     Args:
         scores: ``[E]`` float, ``sign(A) g``: outcome-signed mean gap of each turn, nats per token.
@@ -91,7 +91,7 @@ def hierarchical_density(
     ``x_k = N beta_j q_k / n_k``, so that ``sum_k n_k x_k = N``. Softmaxes are taken in log space: scores of any finite
     size are safe.
 
-    Source: AlignOPSD, stage 2 (METHODS.md section 2.3).
+    Source: AlignOPSD, docs/equations.md#allocation, Eq. (24) to (26).
 
     Args:
         scores: ``[E]`` float.
@@ -141,7 +141,7 @@ def project_density(
     The total falls piecewise linearly in nu; its breakpoints are sorted and nu is solved exactly between the two that
     enclose N.
 
-    Source: AlignOPSD, stage 2 (METHODS.md section 2.3).
+    Source: AlignOPSD, docs/equations.md#allocation, Eq. (27).
 
     Args:
         density: ``[E]`` float, x.

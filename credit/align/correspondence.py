@@ -138,7 +138,7 @@ def build_correspondence(
     ``H[v, u] = cos(E(teacher thinking of v), E(student thinking of u))``;
     ``eligible(v, u) = same group, different trajectory, v and u valid, same protocol``.
 
-    Source: AlignOPSD, stage 1 (METHODS.md section 2.1).
+    Source: AlignOPSD, docs/equations.md#correspondence, Eq. (11) and (12).
 
     Args:
         teacher_embeddings: ``[M, D]`` float, a row per turn; rows of invalid sources may hold anything.

@@ -38,7 +38,7 @@ class Divergence:
 def dense_profiles(block: TaskBlock, *, profile_temperature: float = 0.1) -> Tensor:
     """Correspondence profile of every turn of a task: ``P_u = softmax over all eligible v of H[v, u] / T_prof``.
 
-    The threshold gamma_H does not truncate it. Source: AlignOPSD, stage 2 (METHODS.md section 2.2).
+    The threshold gamma_H does not truncate it. Source: AlignOPSD, docs/equations.md#spans, Eq. (18).
 
     Args:
         block: the task.
@@ -67,7 +67,7 @@ def profile_divergence(
     ``D_u = JSD(P_{u-1}, P_u) / ln 2``; defined where both profiles are valid (some eligible source has
     ``H >= gamma_H``) and both turns have the same eligible sources.
 
-    Source: AlignOPSD, stage 2 (METHODS.md section 2.2). Two further distances, in our own reading: ``"entropy"`` is
+    Source: AlignOPSD, docs/equations.md#spans, Eq. (19). Two further distances, in our own reading: ``"entropy"`` is
     ``|S(P_u) - S(P_{u-1})| / ln(eligible sources)`` and ``"cosine"`` is ``1 - cos(P_{u-1}, P_u)``.
 
     Args:
@@ -153,6 +153,8 @@ def boundary_threshold(
     defined_values: Tensor, *, quantile: float = 0.8, low: float = 0.01, high: float = 0.10
 ) -> float:
     """Threshold above which a divergence marks a boundary: ``clip(quantile_q(D), low, high)``, linear interpolation.
+
+    Source: AlignOPSD, docs/equations.md#spans, Eq. (20).
 
     Several processes: gather the :func:`boundary_divergences` of all of them, call this on the union, and pass the
     result to each ``align_opsd(..., threshold=...)``.

@@ -74,7 +74,7 @@ def select_sources(correspondence: Correspondence, *, similarity_threshold: floa
     ``sources(u) = {v eligible, H[v, u] >= gamma_H}``, at most the best of each sibling rollout, then the K best.
     Ties: the smaller (rollout, turn) wins.
 
-    Source: AlignOPSD, stage 1 (METHODS.md section 2.1).
+    Source: AlignOPSD, docs/equations.md#correspondence, Eq. (13).
 
     Args:
         correspondence: blocks per task.
@@ -162,7 +162,7 @@ def rectify(
     ``rho = sum_v omega_v clip((H[v, u] - gamma_H) / (1 - gamma_H), 0, 1)``; ``alpha = alpha_max rho``;
     ``rectified = (1 - alpha) teacher + alpha cross``. gamma_H is the threshold the sources were selected with.
 
-    Source: AlignOPSD, stage 1 (METHODS.md section 2.1).
+    Source: AlignOPSD, docs/equations.md#rectification, Eq. (14) to (17).
 
     Args:
         teacher_logprobs: ``[M, T]`` float, the identity score: each row's tokens under its own privileged context.

@@ -29,7 +29,7 @@ def segment_spans(
     2. While a span is longer than ``max_span``: cut it at its strongest feasible turn with a defined
        D >= ``split_floor``, else at the feasible turn nearest its middle (ties: earlier).
 
-    A trajectory shorter than ``min_span`` is one span. Source: AlignOPSD, stage 2 (METHODS.md section 2.2).
+    A trajectory shorter than ``min_span`` is one span. Source: AlignOPSD, docs/equations.md#spans, Eq. (21) and (22).
 
     Args:
         divergence: ``[M]`` float, D of each turn against the one before it.
@@ -75,7 +75,7 @@ def random_spans(
     seed, the number of trajectories, the trajectory's index and the turn, not on the order of rows; the global
     generator is untouched.
 
-    Source: AlignOPSD, ablations (METHODS.md section 2.2).
+    Source: AlignOPSD's ablation D, docs/equations.md#spans.
 
     Args:
         trajectory_ids: ``[M]`` int64 in [0, N).
