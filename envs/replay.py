@@ -18,7 +18,8 @@ class Recording:
     Args:
         task_id: its task.
         actions: K actions, in order; none for an episode from its start.
-        observations: what each of them was chosen on, K; admissible actions and anchors count where they are recorded.
+        observations: what each of them was chosen on, K, and what the last one led to where that was recorded;
+            admissible actions and anchors count where they are recorded.
     """
 
     task_id: str
@@ -46,17 +47,19 @@ def replay(
         slot: answer if isinstance(answer, EnvFailure) else StepResult(answer)
         for slot, answer in envs.reset({slot: recording.task_id for slot, recording in recordings.items()}).items()
     }
-    for turn in range(max((len(recording.actions) for recording in recordings.values()), default=0)):
+    for turn in range(max((len(recording.observations) for recording in recordings.values()), default=0)):
         actions = {}
         for slot, recording in recordings.items():
             outcome = now[slot]
-            if turn < len(recording.actions) and not isinstance(outcome, EnvFailure):
-                problem = _divergence(recording, turn, outcome, as_recorded)
-                if problem is None:
-                    actions[slot] = recording.actions[turn]
-                else:
-                    now[slot] = EnvFailure("replay_diverged", problem)
-        now |= envs.step(actions)
+            if turn >= len(recording.observations) or isinstance(outcome, EnvFailure):
+                continue
+            problem = _divergence(recording, turn, outcome, as_recorded)
+            if problem is not None:
+                now[slot] = EnvFailure("replay_diverged", problem)
+            elif turn < len(recording.actions):
+                actions[slot] = recording.actions[turn]
+        if actions:
+            now |= envs.step(actions)
     return now
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from .prompts import check_tokenizer
 from .sampling import SamplingConfig, precision_of
 from .scoring import Agree, PolicyScorer, score_responses
 from .template_options import template_options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [
     "HALF_PRECISION",
@@ -78,12 +81,12 @@ class RunParts:
 
 
 def preflight(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     suite: TaskSuite | None = None,
     *,
     sampling: SamplingConfig | None = None,
-    reference: Any = None,
+    reference: PreTrainedModel | None = None,
     mixed_precision: str = "no",
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> PreflightReport:
@@ -109,7 +112,7 @@ def preflight(
     """
     if mixed_precision not in ("no", "bf16"):
         raise ValueError(f'preflight: mixed_precision must be "no" or "bf16", got {mixed_precision!r}; use one of them')
-    kind = model.get_input_embeddings().weight.device.type
+    kind = str(model.get_input_embeddings().weight.device.type)
 
     def autocast() -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(kind, torch.bfloat16, enabled=mixed_precision == "bf16")

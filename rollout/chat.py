@@ -9,13 +9,16 @@ import logging
 import re
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .control_tokens import CUT, OPENING, ControlTokens, continued, encode
 from .forms import Template
 from .template_options import mentions
 from .templates import checked, render_text
 from .types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ def _texts(value: Any, change: Any, key: str = "") -> Any:
 _TEMPLATES: weakref.WeakKeyDictionary[Any, tuple[Any, Template]] = weakref.WeakKeyDictionary()
 
 
-def _known(tokenizer: Any) -> Template:
+def _known(tokenizer: PreTrainedTokenizerBase) -> Template:
     """What is known about the tokenizer, found out anew when its template or its tokens changed."""
     state = (tokenizer.chat_template, len(tokenizer), tokenizer.eos_token, tokenizer.pad_token)
     known = _TEMPLATES.get(tokenizer)
@@ -60,7 +63,7 @@ class Chat:
         TypeError, ValueError: see `turncredit.rollout.prompts.render_prompt`.
     """
 
-    def __init__(self, tokenizer: Any, messages: Sequence[Message], kwargs: Mapping[str, Any]):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], kwargs: Mapping[str, Any]):
         self._tokenizer, self._kwargs = tokenizer, kwargs
         self._template = _known(tokenizer)
         plain_messages = checked(messages)
@@ -134,7 +137,7 @@ def _common(text: str, without: str) -> int:
     return bracket if bracket > max(common.rfind(">"), common.rfind("]")) else len(common)
 
 
-def check_chat_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
+def check_chat_template(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:
     """Raise a ValueError where a chat template cannot serve, before anything is sampled.
 
     Raises:
@@ -156,7 +159,7 @@ def check_chat_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
     shortest_chat(tokenizer, "hello", kwargs)
 
 
-def shortest_chat(tokenizer: Any, text: str, kwargs: Mapping[str, Any]) -> list[Message]:
+def shortest_chat(tokenizer: PreTrainedTokenizerBase, text: str, kwargs: Mapping[str, Any]) -> list[Message]:
     """A user's message, behind a system's where the template wants one.
 
     Raises:

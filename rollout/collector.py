@@ -83,7 +83,7 @@ class RolloutCollector:
                 raise ValueError(f"RolloutCollector: {name} must be at least 1, got {value}")
         for name in ("name", "max_turns", "history_length", "stop_strings"):
             checked_setting(suite, name)
-        self.tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer
         self.suite = suite
         self.sampling = sampling or SamplingConfig()
         self.generation_batch_size = generation_batch_size

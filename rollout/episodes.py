@@ -28,6 +28,7 @@ class EpisodeStart:
         max_turns: turns behind the prefix, at most; None leaves the suite's limit alone, which holds anyway.
         seed: further parts of the seeds of its responses; starts that are alike in everything else need different ones.
             Without them the seeds are those of an ordinary episode, so the same seed and step give the same turns.
+        observation: what the first new turn must see, where a record says so; None compares nothing.
 
     Raises:
         TypeError: a field of another kind.
@@ -41,6 +42,7 @@ class EpisodeStart:
     context: str | ContextOf | None = None
     max_turns: int | None = None
     seed: tuple[int | str, ...] = ()
+    observation: Observation | None = None
 
     def __post_init__(self) -> None:
         for name in ("prefix", "seed"):
@@ -82,13 +84,18 @@ class EpisodeStart:
             "group_id": trajectory.group_id,
             "rollout_index": trajectory.rollout_index,
             "prefix": trajectory.turns[:turn],
+            "observation": _seen(trajectory.turns[turn]) if turn < len(trajectory.turns) else None,
         }
         return cls(**{**fields, **changes})
 
     def recording(self) -> Recording:
         """What the environment runner has to replay."""
-        seen = tuple(Observation(turn.observation, turn.admissible_actions, turn.anchor) for turn in self.prefix)
+        seen = tuple(map(_seen, self.prefix)) + ((self.observation,) if self.observation is not None else ())
         return Recording(self.task.id, tuple(turn.action for turn in self.prefix), seen)
+
+
+def _seen(turn: Turn) -> Observation:
+    return Observation(turn.observation, turn.admissible_actions, turn.anchor)
 
 
 def _demand(right: bool, name: str, rule: str, value: Any, fix: str) -> None:

@@ -6,12 +6,15 @@ import re
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .control_tokens import ControlTokens, control_tokens, encode
 from .templates import render_text
 from .tools import as_text, call_marks, shows_calls, with_arguments
 from .types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Frame:
 class Template:
     """What was found out about one tokenizer's template."""
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self._tokenizer = weakref.proxy(tokenizer)
         self._frames: dict[Any, Frame] = {}
         try:

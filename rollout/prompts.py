@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..envs import ParsedResponse
 from .chat import Chat
@@ -12,8 +12,11 @@ from .control_tokens import OPENING
 from .templates import check_part
 from .types import Message
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def check_tokenizer(tokenizer: Any) -> None:
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a ValueError that names the fix when a tokenizer lacks a chat template or a padding token."""
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
@@ -28,7 +31,9 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def render_prompt(
-    tokenizer: Any, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
     """Token ids of `messages` under the model's chat template, generation prompt included.
 
@@ -48,7 +53,9 @@ def render_prompt(
 
 
 def opened_block(
-    tokenizer: Any, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The thinking block that the generation prompt opens, as text up to its end: ``"<think>\\n"``; "" without one."""
     return Chat(tokenizer, messages, chat_template_kwargs or {}).opened()

@@ -12,7 +12,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 from .limits import embedding_rows
@@ -203,16 +211,16 @@ class Sampler:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         stop_strings: Sequence[str] | str = (),
         eos_token_ids: Sequence[int] | None = None,
         equal_lengths: bool | None = None,
     ):
-        self.model = model
+        self.model: Any = model
         self._equal_lengths = equal_lengths
-        self.tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer
         self.stop_strings = check_stop_strings(stop_strings, "Sampler")
         if eos_token_ids is None:
             eos_token_ids = named_stop_ids(model, tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..envs import EnvFailure, HistoryEntry, Observation, ParsedResponse, Task, TaskSuite
 from ..envs.results import shown
@@ -15,6 +15,9 @@ from .episodes import ContextOf
 from .prompts import parse_response
 from .suite_answers import WrongAnswer, context_answer, messages_answer, parsed_answer
 from .types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def parsed_response(suite: TaskSuite, response: str, opened: str = "") -> ParsedResponse | EnvFailure:
@@ -41,7 +44,11 @@ def turn_messages(
 
 
 def turn_chat(
-    suite: TaskSuite, tokenizer: Any, messages: Sequence[Message], context: str | None, kwargs: Mapping[str, Any]
+    suite: TaskSuite,
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    context: str | None,
+    kwargs: Mapping[str, Any],
 ) -> tuple[tuple[int, ...], str] | EnvFailure:
     """Prompt ids and the thinking block that the prompt opens, or ``"suite_error"`` where the suite's hook or the
     template refuses."""

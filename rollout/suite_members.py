@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..envs import Environment, Task, TaskSuite
 from ..envs.results import shown
@@ -62,13 +62,13 @@ def checked_factory(suite: TaskSuite) -> Callable[[], Environment]:
     Raises:
         TypeError: it is no factory, but an environment, say.
     """
-    factory = suite_member(suite, "make_env")()
+    factory: Any = suite_member(suite, "make_env")()
     if not callable(factory):
         raise TypeError(
             f"{type(suite).__name__}.make_env must return a factory of environments, got {_shown(factory)}; return the "
             "class, or functools.partial(the class, its arguments)"
         )
-    return factory
+    return cast("Callable[[], Environment]", factory)
 
 
 def check_picklable(suite: TaskSuite, factory: Callable[[], Environment]) -> None:

@@ -140,7 +140,8 @@ def _difference(one: StepResult | EnvFailure, other: StepResult | EnvFailure) ->
     if isinstance(one, EnvFailure) or isinstance(other, EnvFailure):
         if type(one) is type(other):
             return "", None, None
-        return "outcome", *(x.message if isinstance(x, EnvFailure) else x.observation.text for x in (other, one))
+        told = [x.message if isinstance(x, EnvFailure) else x.observation.text for x in (other, one)]
+        return "outcome", told[0], told[1]
     for name in ("text", "admissible_actions", "anchor"):
         values = getattr(other.observation, name), getattr(one.observation, name)
         if values[0] != values[1]:

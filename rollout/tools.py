@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..envs.results import shown
 from .types import Message
@@ -22,7 +22,7 @@ def checked_tools(tools: Any, owner: str) -> list[dict[str, Any]]:
     right = isinstance(tools, Sequence) and not isinstance(tools, str) and all(isinstance(t, Mapping) for t in tools)
     if right:
         try:
-            return json.loads(json.dumps([dict(tool) for tool in tools], allow_nan=False))
+            return json.loads(json.dumps([dict(tool) for tool in cast("Sequence[Any]", tools)], allow_nan=False))
         except (TypeError, ValueError):
             pass
     raise TypeError(

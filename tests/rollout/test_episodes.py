@@ -159,7 +159,8 @@ class ChangingSuite(ToySuite):
         return Changing
 
 
-def test_what_comes_otherwise_than_recorded_fails_that_episode_and_no_other(monkeypatch):
+@pytest.mark.parametrize("turn", [2, 3])
+def test_what_comes_otherwise_than_recorded_fails_that_episode_and_no_other(monkeypatch, turn):
     """Fails without the comparison: the episodes would go on from states that were never recorded."""
     monkeypatch.setattr(Changing, "episodes", 0)
     with collector(ChangingSuite(needed=9), num_envs=1) as rollouts:
@@ -170,7 +171,7 @@ def test_what_comes_otherwise_than_recorded_fails_that_episode_and_no_other(monk
         again = []
         for record in records:
             Changing.episodes = 1
-            again += rollouts.collect_starts([EpisodeStart.at_turn(record, 3)])
+            again += rollouts.collect_starts([EpisodeStart.at_turn(record, turn)])
     seen = {t.task_type: t.failure for t in again}
     assert seen["red"].startswith(
         "replay_diverged: turn 2 of task 'red-train0' must show the recorded observation 'door key', got 'room two'; "
