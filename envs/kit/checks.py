@@ -26,12 +26,13 @@ def check_choice(owner: str, argument: str, value: Any, known: Collection[str], 
         raise ValueError(f"{owner}: {argument} must be one of {sorted(known)}, got {value!r}; {fix}")
 
 
-def check_options(owner: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise a TypeError for an option that there is not."""
+def check_options(owner: str, given: Iterable[str], known: Collection[str], others: Iterable[str] = ()) -> None:
+    """Raise a TypeError for an option that is not `known`; `others` are taken elsewhere, and named with the known."""
     for option in given:
         if option not in known:
-            fix = similar(option, known, "leave it out")
-            raise TypeError(f"{owner}: options must be among {sorted(known)}, got {option!r}; {fix}")
+            names = sorted({*known, *others} - {option})
+            fix = similar(option, names, "leave it out")
+            raise TypeError(f"{owner}: options must be among {names}, got {option!r}; {fix}")
 
 
 def check_counts(owner: str, **counts: tuple[Any, int, int | str]) -> None:

@@ -43,11 +43,12 @@ def chosen_contexts(owner: str, privileged: str, names: Sequence[str], both: str
     >>> chosen_contexts("Suite", "both", ("skills", "hint"), both="hint+skills")
     ('hint', 'skills')
     """
-    known = [*names, *(["both"] if both else []), "none"]
     if privileged == "none":
         return ()
-    wanted = both if privileged == "both" and both else privileged
+    wanted, argument, known = privileged, "privileged", [*names, *(["both"] if both else []), "none"]
+    if privileged == "both" and both:
+        wanted, argument, known = both, "both", [*names]
     chosen = tuple(wanted.split("+")) if isinstance(wanted, str) else ()
     if not chosen or not {*chosen} <= {*names}:
-        check_choice(owner, "privileged", privileged, known, 'name one, or join several with "+"')
+        check_choice(owner, argument, wanted, known, 'name one, or join several with "+"')
     return chosen

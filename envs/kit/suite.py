@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 from ..base import Environment, HistoryEntry, Message, Observation, ParsedResponse, Task
@@ -80,9 +81,9 @@ class BaseSuite(ABC):
 
     def __init__(self, *, counts: Mapping[str, tuple[int, int, int]] | None = None, **options: Unpack[SuiteOptions]):
         cls, owner = type(self), type(self).__name__
-        check_options(owner, options, SuiteOptions.__annotations__)
-        if not self.name:
-            raise ValueError(f"{owner}: name must be the benchmark's short name, got ''; set it in the class")
+        own = [name for name, option in signature(cls).parameters.items() if option.kind != option.VAR_KEYWORD]
+        check_options(owner, options, SuiteOptions.__annotations__, {*own} - {"counts"})
+        self._check_class()
         self.history_length = options.get("history_length", cls.history_length)
         self.max_turns = options.get("max_turns", cls.max_turns)
         self.privileged = options.get("privileged", cls.privileged or next(iter(cls.context_names), "none"))
@@ -153,6 +154,15 @@ class BaseSuite(ABC):
         """The contexts that ``privileged`` names, or None where the task has none of them."""
         contexts = self.contexts(task)
         return "\n\n".join(text for text in (contexts[name] for name in self._chosen()) if text) or None
+
+    def _check_class(self) -> None:
+        owner = type(self).__name__
+        if not self.name:
+            raise ValueError(f"{owner}: name must be the benchmark's short name, got ''; set it in the class")
+        for attribute in ("splits", "stop_strings", "context_names"):
+            value = getattr(self, attribute)
+            if isinstance(value, str):
+                raise TypeError(f"{owner}: {attribute} must be several texts, got {value!r}; write ({value!r},)")
 
     def _chosen(self) -> tuple[str, ...]:
         return chosen_contexts(type(self).__name__, self.privileged, self.context_names, self.both)

@@ -246,6 +246,11 @@ def test_both_exists_only_where_a_suite_says_what_it_is():
         chosen_contexts("S", "both", ("hint",))
 
 
+def test_what_both_stands_for_must_exist():
+    with pytest.raises(ValueError, match=r"S: both must be one of \['hint'\], got 'hint\+skills'"):
+        chosen_contexts("S", "both", ("hint",), "hint+skills")
+
+
 # the suite
 
 
@@ -348,8 +353,23 @@ def test_an_unknown_split_and_a_missing_name():
         ValueError, match=re.escape("split must be one of ['eval', 'train'], got 'evl'; did you mean 'eval'?")
     ):
         Rooms().tasks("evl")
+    for attribute in ("splits", "stop_strings", "context_names"):
+        with pytest.raises(TypeError, match=rf"One: {attribute} must be several texts, got 'x'; write \('x',\)"):
+            type("One", (Rooms,), {attribute: "x"})()
     with pytest.raises(ValueError, match="Nameless: name must be the benchmark's short name, got ''"):
         type("Nameless", (Rooms,), {"name": ""})()
+
+
+def test_an_option_of_the_benchmarks_own_is_suggested_and_never_swallowed(tmp_path):
+    with pytest.raises(TypeError, match=r"AlfWorldSuite: options must be among .*; did you mean 'build_hint'"):
+        AlfWorldSuite(tmp_path, build_hnt=str)  # type: ignore[call-arg]
+
+    class Sized(Rooms):
+        def __init__(self, size=3, **options):
+            super().__init__(size=size, **options)
+
+    with pytest.raises(TypeError, match=r"Sized: options must be among .* got 'size'"):
+        Sized()
 
 
 def test_numbers_are_named_together():
