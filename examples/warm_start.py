@@ -42,7 +42,15 @@ from turncredit.rollout import RolloutCollector, SamplingConfig
 
 @dataclass(frozen=True)
 class Course:
-    """What a policy is made from. Args: see `warm_start`; phases: rows and further arguments of `imitate`, in order."""
+    """What a policy is made from.
+
+    Args:
+        tokenizer: knows every word of demonstrations and panel.
+        phases: rows and further arguments of `imitate`, in order.
+        panel, split: unseen tasks to measure on.
+        max_completion_length: tokens of a turn.
+        model: further arguments of `build_model`.
+    """
 
     tokenizer: PreTrainedTokenizerFast
     phases: Iterator[tuple[list[Row], dict[str, Any]]]
@@ -57,7 +65,7 @@ def taught(
     lessons: Sequence[tuple[Lesson, Sequence[Task]]],
     most: int,
     max_turns: int,
-    workers: int,
+    workers: int = 0,
 ) -> list[Row]:
     """The first rows of all lessons, and a line on how well the scripted player did."""
     start = time.time()
@@ -77,7 +85,8 @@ def alfworld(args: argparse.Namespace, scratch: Path) -> Course:
     seed = f"{args.seed}/{{task}}/{{episode}}/{{plain}}"
     lesson = Lesson(make, alfworld_player.respond, 18, seed, args.episodes)
     tokenizer = build_tokenizer(**alfworld_compact.compact_vocabulary())
-    rows = taught(tokenizer, [(lesson, make().tasks("demonstrations"))], args.rows or 40000, 14, args.workers)
+    tasks, most = make().tasks("demonstrations"), args.rows or 40000
+    rows = taught(tokenizer, [(lesson, tasks)], most, alfworld_compact.MAX_TURNS, args.workers)
     if args.eval_tasks:
         generate_games(scratch, args.eval_tasks, seed=args.seed + 1, split="valid", num_workers=args.workers)
     panel = alfworld_compact.compact_suite(scratch, ["valid"])
@@ -90,7 +99,8 @@ def webshop(args: argparse.Namespace, scratch: Path) -> Course:
     seed = f"{args.seed}/{{task}}/{{episode}}/{{plain}}"
     lesson = Lesson(lambda: suite, webshop_player.respond, 15, seed, args.episodes)
     tokenizer = build_tokenizer(**webshop_compact.compact_vocabulary(suite.shop))
-    rows = taught(tokenizer, [(lesson, suite.tasks("train")[: args.tasks])], args.rows or 30000, 8, 0)
+    tasks, most = suite.tasks("train")[: args.tasks], args.rows or 30000
+    rows = taught(tokenizer, [(lesson, tasks)], most, webshop_compact.MAX_TURNS)
     copying = copying_rows(tokenizer, args.copying_rows, args.seed)
     phases = iter([(copying, {"batch_size": 64, "prompt_weight": 0.0}), (rows, {})])
     return Course(tokenizer, phases, suite, "test", 20)
@@ -105,7 +115,7 @@ def search_qa(args: argparse.Namespace, scratch: Path) -> Course:
         for number, most in enumerate((args.rows or 26000, (args.rows or 26000) * 10 // 26)):
             lessons = [_world(args.seed, world) for world in range(number * worlds, (number + 1) * worlds)]
             rates = {"learning_rate": 3e-3 / 2**number, "matrix_learning_rate": 0.02 / 2**number}
-            yield taught(tokenizer, lessons, most, 4, 0), rates | {"seed": args.seed + number}
+            yield taught(tokenizer, lessons, most, search_compact.MAX_TURNS), rates | {"seed": args.seed + number}
 
     panel = search_compact.compact_suite(held_out_seed=1003, num_eval=args.eval_tasks or 1)
     return Course(tokenizer, rounds(), panel, "eval", 12, {"intermediate_size": 256, "heads": 2})
