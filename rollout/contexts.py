@@ -53,7 +53,7 @@ def _one(suite: TaskSuite, task: Task, name: str) -> str | None:
             f"context_text: name must be a context of the suite {getattr(suite, 'name', type(suite).__name__)!r}, one "
             f"of {known}, got {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see its contexts()")
         )
-    return contexts[name]
+    return context_answer(contexts[name], "contexts")
 
 
 def _contexts(suite: TaskSuite, task: Task) -> Mapping[str, str | None]:

@@ -7,18 +7,16 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from ..envs import EnvFailure, Observation, ParsedResponse, StepResult
+from ..envs import EnvFailure, Observation, ParsedResponse, StepResult, TaskSuite
 from ..envs.replay import replay
+from ..envs.vector import VectorEnv
 from .episodes import Episode, EpisodeStart
-from .sampling import Sample, SamplingConfig
+from .sampling import Sample, Sampler, SamplingConfig
 from .suite_calls import parsed_response, turn_chat, turn_context, turn_messages
 from .text import plain, token_range
 from .types import StopReason, Trajectory, Turn
-
-if TYPE_CHECKING:
-    from .collector import RolloutCollector
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,38 @@ class PlaySettings:
     progress: Any = None
 
 
+class Player(Protocol):
+    """What a `Play` needs of a collector; see `turncredit.rollout.RolloutCollector`."""
+
+    suite: TaskSuite
+    envs: VectorEnv
+    tokenizer: Any
+    sampler: Sampler
+    chat_template_kwargs: dict[str, Any]
+    generation_batch_size: int | None
+
+    def anyone_plays(self, here: bool) -> bool: ...
+
+    def prompt_room(self, sampling: SamplingConfig) -> int: ...
+
+    def prompt_failure(self, sampling: SamplingConfig) -> str: ...
+
+    def response_text(self, sample: Sample) -> str: ...
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        seeds: Sequence[Sequence[int | str]],
+        budgets: Sequence[int] | None = None,
+        batch_size: int | None = None,
+    ) -> list[Sample]: ...
+
+
 class Play:
     """One call of the collector: which episode is in which slot, and what came of those that ended."""
 
-    def __init__(self, collector: RolloutCollector, starts: Sequence[EpisodeStart], settings: PlaySettings):
+    def __init__(self, collector: Player, starts: Sequence[EpisodeStart], settings: PlaySettings):
         self.collector, self.settings = collector, settings
         self.suite, self.envs = collector.suite, collector.envs
         self.seconds = {"generation": 0.0, "environment": 0.0}

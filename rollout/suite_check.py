@@ -201,7 +201,9 @@ def _contexts(suite: TaskSuite, task: Task, checks: _Checks) -> None:
         "privileged_context": lambda: context_answer(suite.privileged_context(task)),
     }
     if callable(getattr(suite, "contexts", None)):
-        readers["contexts"] = lambda: dict(contexts_answer(suite.contexts(task)))  # type: ignore[attr-defined]
+        readers["contexts"] = lambda: {
+            name: context_answer(text, "contexts") for name, text in contexts_answer(suite.contexts(task)).items()
+        }  # type: ignore[attr-defined]
     for member, read in readers.items():
         first, again = checks.of(member, read), checks.of(member, read)
         if first != again:

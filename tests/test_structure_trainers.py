@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from helpers.recorder import NAMES
+
 import turncredit.trainers as trainers
-from turncredit.credit import list_credits
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("credit", "envs", "rollout", "trainers")
@@ -26,40 +27,11 @@ SIGNALS = {
     "entropies",
     "values",
 }
-METHODS = {*trainers.RECIPES, *list_credits()} if hasattr(trainers, "RECIPES") else set(trainers.list_methods())
+METHODS = set(NAMES.split())
 
-KNOWN_BRANCHES: set[str] = {
-    "trainers/grpo.py: 'correspondence' in self.credit.requires",
-    "trainers/optimization.py: auxiliary.kind == 'sdar'",
-    "trainers/optimization.py: self.kind not in ('sdar', 'skill_sd')",
-    "trainers/phase.py: 'anchor_ids' in needs",
-    "trainers/phase.py: 'correspondence' in self.credit.requires",
-    "trainers/phase.py: 'correspondence' not in self.credit.requires",
-    "trainers/phase.py: 'span_mask' in needs",
-    "trainers/phase.py: 'teacher_logprobs' in self.credit.requires",
-    "trainers/tryout.py: 'correspondence' in method.requires",
-}
-KNOWN_SIGNATURES: set[str] = {
-    "trainers/phase.py: CreditPhase (15)",
-}
-KNOWN_MISSING: set[str] = {
-    "credit/agent/",
-    "credit/align/",
-    "credit/lab/",
-    "credit/signals.py",
-    "docs/adding_an_environment.md",
-    "docs/equations.md",
-    "envs/kit/",
-    "envs/replay.py",
-    "rollout/check_suite.py",
-    "rollout/contexts.py",
-    "rollout/episodes.py",
-    "trainers/launch/",
-    "trainers/methods/",
-    "trainers/methods/contexts.py",
-    "trainers/methods/providers.py",
-    "trainers/terms.py",
-}
+KNOWN_BRANCHES: set[str] = set()
+KNOWN_SIGNATURES: set[str] = set()
+KNOWN_MISSING: set[str] = set()
 
 
 def assert_only(found: set[str], known: set[str]) -> None:

@@ -325,7 +325,7 @@ def _group(name: str, value: Any) -> Any:
     known = [field.name for field in fields(kind)]
     if not isinstance(value, Mapping):
         raise TypeError(
-            f"GRPOConfig: {name} must be a {kind.__name__} or a mapping of its options, got {value!r}; "
+            f"GRPOConfig: {name} must be {kind.__name__}(..) or a mapping of its options, got {value!r}; "
             f"its options are {known}"
         )
     if unknown := sorted(map(str, value.keys() - set(known))):

@@ -8,12 +8,13 @@ import logging
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..envs import Task
 from ..rollout._preflight import PreflightReport, RunParts, preflight_run
+from .checkpoint import Stateful, read_part, write_part
 from .config import GRPOConfig
 from .distributed import agree_max, zero_stage
 from .identity import is_adapted
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check_saveable(model: Any, tokenizer: Any, state: Any) -> None:
+def check_saveable(model: Any, tokenizer: Any, state: Any, parts: Mapping[str, Stateful]) -> None:
     """Write everything of a checkpoint but weights into a temporary folder; warn of a tokenizer that reads otherwise.
 
     Args:
         model: the bare policy.
         tokenizer: its tokenizer.
         state: what ``trainer_state.json`` will hold.
+        parts: states of the method's own.
 
     Raises:
         ValueError: something could not be saved; the message names it and the fix.
@@ -45,9 +47,10 @@ def check_saveable(model: Any, tokenizer: Any, state: Any) -> None:
         "peft_config": "remove the entry of the adapter's configuration that is no plain value",
         "tokenizer": "load it with AutoTokenizer.from_pretrained, or mend its save_pretrained",
         "trainer state": "use plain values in the configuration",
+        **{f"state {part!r} of the method": "let state_dict return tensors and plain values" for part in parts},
     }
     with tempfile.TemporaryDirectory() as name:
-        for part, save in _parts(model, tokenizer, state):
+        for part, save in _parts(model, tokenizer, state, parts):
             try:
                 save(Path(name))
             except Exception as error:
@@ -64,7 +67,7 @@ def check_saveable(model: Any, tokenizer: Any, state: Any) -> None:
         )
 
 
-def _parts(model: Any, tokenizer: Any, state: Any) -> Iterator[tuple[str, Any]]:
+def _parts(model: Any, tokenizer: Any, state: Any, parts: Mapping[str, Stateful]) -> Iterator[tuple[str, Any]]:
     if is_adapted(model):
         for adapter in getattr(model, "peft_config", {}).values():
             yield "peft_config", adapter.save_pretrained
@@ -75,6 +78,13 @@ def _parts(model: Any, tokenizer: Any, state: Any) -> Iterator[tuple[str, Any]]:
             yield "generation_config", model.generation_config.save_pretrained
     yield "tokenizer", tokenizer.save_pretrained
     yield "trainer state", lambda folder: (folder / "trainer_state.json").write_text(json.dumps(state))
+    for name, part in parts.items():
+        yield f"state {name!r} of the method", functools.partial(_write_and_read, name, part)
+
+
+def _write_and_read(name: str, part: Stateful, folder: Path) -> None:
+    write_part(folder, name, part.state_dict())
+    read_part(folder, name)
 
 
 def check_tasks(config: GRPOConfig, train_tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:

@@ -99,7 +99,7 @@ def save_run(trainer: GRPOTrainer) -> Path:
 
 def rehearse_save(trainer: GRPOTrainer) -> None:
     """Try at the start what saving does, all but the weights; see `check_saveable`."""
-    check_saveable(trainer.model, trainer.tokenizer, _state(trainer))
+    check_saveable(trainer.model, trainer.tokenizer, _state(trainer), trainer.method.state)
 
 
 def record_evaluation(trainer: GRPOTrainer) -> None:

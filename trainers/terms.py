@@ -248,8 +248,8 @@ def check_terms(
             raise ValueError(f"check_terms: terms must have names of their own, got a second {term.name!r}; rename one")
         names.append(term.name)
         for what, wanted, known in (("signals", term.reads, signals), ("modules", term.modules, modules)):
-            for name in wanted if known is not None else ():
-                if name not in known:
+            for name in wanted:
+                if known is not None and name not in known:
                     raise ValueError(
                         f"check_terms: {what} must hold {name!r}, which the term {term.name!r} reads, got "
                         f"{sorted(known)}{_did_you_mean(name, known) or '; let the method provide it'}"

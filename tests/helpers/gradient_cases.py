@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -101,12 +102,14 @@ def value_loss(batch: TokenBatch):
 VALUE = LossTerm("value", 0.5, "token-mean", "all", ("target",), ("value",), function=value_loss)
 
 
+class Fast(nn.Sequential):
+    lr_scale = 10.0
+
+
 def heads() -> dict[str, nn.Module]:
     """A value head that learns ten times as fast, and a module that no term reads."""
     torch.manual_seed(5)
-    value, spare = nn.Sequential(nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 1)), nn.Linear(32, 3)
-    value.lr_scale = 10.0
-    return {"value": value, "spare": spare}
+    return {"value": Fast(nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 1)), "spare": nn.Linear(32, 3)}
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def run_rank(rank: int, world: int, port: int, folder: str) -> None:
             pad_token_id=0,
             terms=objective(settings, case.terms),
         )
-        module = accelerator.unwrap_model(scorer)
+        module: Any = accelerator.unwrap_model(scorer)
         results[name] = ({n: p.grad for n, p in module.named_parameters()}, metrics)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()

@@ -44,6 +44,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "own correspondence": {"credit": "sibling_support", "credit_options": {"bonus": 0.7, "top_k": 2}},
     "own losses": {"credit": "brief_and_likely", "credit_options": {"brevity_coef": 0.05}},
     "context per turn": {"credit": "foresight"},
+    "context function": {"credit": "agent_opsd", "credit_options": {"teacher_context": own_teacher.what_came_next}},
     "averaged teacher": {"credit": "foresight", "credit_options": {"teacher": "ema", "ema_rate": 0.5}},
     "other teacher": {"credit": "foresight", "credit_options": {"teacher_context": None}, "teacher_model": True},
     "value head": {"credit": "value_head"},

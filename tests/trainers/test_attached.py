@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,8 +160,7 @@ def test_bad_modules_are_named():
         score_responses(PolicyScorer(tiny_model(), {"sums": Sums()}), PROMPTS, RESPONSES, modules=("value",), **options)
     with pytest.raises(ValueError, match=r"module 'sums' must answer a tensor \[n, \.\.\.\] .* = \[9, 32\], got \[\]"):
         score_responses(PolicyScorer(tiny_model(), {"sums": Sums()}), PROMPTS, RESPONSES, modules=("sums",), **options)
-    head = nn.Linear(32, 1)
-    head.lr_scale = 0.0
+    head = type("Frozen", (nn.Linear,), {"lr_scale": 0.0})(32, 1)
     with pytest.raises(ValueError, match=r"modules\['value'\]: lr_scale must be a number above 0, got 0.0"):
         make_policy(Accelerator(cpu=True), tiny_model(), config(beta=0.0), None, None, {"value": head})
     half = nn.Linear(32, 1, dtype=torch.bfloat16)
@@ -169,7 +169,7 @@ def test_bad_modules_are_named():
 
 
 def test_a_module_in_float32_reads_a_policy_in_half_precision():
-    model = tiny_model().to(torch.bfloat16)
+    model = tiny_model().bfloat16()
     scores = score_responses(PolicyScorer(model, heads()), PROMPTS, RESPONSES, pad_token_id=0, modules=("value",))
     assert scores.outputs["value"].dtype == torch.float32
     assert scores.outputs["value"].any()
@@ -196,7 +196,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_of_modules_too():
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [-1, 1, 3])
 def test_two_processes_train_modules_like_one(tmp_path, stage):
-    environment = {"ACCELERATE_USE_CPU": "true"}
+    environment: dict[str, Any] = {"ACCELERATE_USE_CPU": "true"}
     if stage >= 0:
         pytest.importorskip("deepspeed")
         environment = {"DS_ACCELERATOR": "cpu"}

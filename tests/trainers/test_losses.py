@@ -5,8 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turncredit.trainers import GRPOConfig
 from turncredit.trainers.losses import (
     LOSS_TYPES,
+    TRL_LOSS_TYPES,
     clipped_policy_loss,
     kl_k3,
     loss_coefficients,
@@ -90,6 +92,18 @@ def test_coefficients_by_hand(loss_type, coefficients, denominator):
     got = loss_coefficients(MASK, IDS, torch.ones(3, dtype=torch.bool), loss_type=loss_type, max_completion_length=8)
     assert got[0].tolist() == pytest.approx(coefficients)
     assert got[1].item() == denominator
+
+
+def test_trl_s_names_are_those_of_the_same_averages():
+    assert TRL_LOSS_TYPES.keys() == {"grpo", "dapo", "dr_grpo"}
+    every = torch.ones(3, dtype=torch.bool)
+    for name, ours in TRL_LOSS_TYPES.items():
+        assert GRPOConfig(loss_type=name).loss_type == ours
+        got, expected = (loss_coefficients(MASK, IDS, every, loss_type=kind) for kind in (name, ours))
+        assert got[0].equal(expected[0])
+        assert got[1].equal(expected[1])
+    with pytest.raises(ValueError, match=r"loss_type must be one of .*'dapo'.*, got 'bnpo'"):
+        GRPOConfig(loss_type="bnpo")
 
 
 def test_rows_that_are_not_active_weigh_nothing():

@@ -112,6 +112,24 @@ def test_what_is_built_on_a_credit_function_has_what_goes_with_it():
     assert get_method("steps_2").teacher == Teacher()
 
 
+class Unsaved:
+    def state_dict(self):
+        return {"a set": {1, 2}, "a function": open}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_named_at_the_start(tmp_path):
+    register_method("mine")(lambda: Method("grpo", state={"notes": Unsaved()}))
+    with pytest.raises(ValueError, match=r"state 'notes' of the method must be something that can be saved, got"):
+        trainer(tmp_path, credit="mine")
+    with pytest.raises(TypeError, match="state must hold parts with state_dict and load_state_dict"):
+        Method("grpo", state={"notes": {}})
+    with pytest.raises(TypeError, match="terms must be LossTerm objects"):
+        Method("grpo", ("sdar",))
+
+
 def test_names_belong_to_one_function():
     def factory() -> Method:
         return Method("grpo")
@@ -229,14 +247,3 @@ def test_the_documented_methods_train_by_name(tmp_path, monkeypatch, name):
     with trainer(tmp_path, ToySuite(num_tasks=8, lenient=True), credit=name, warmup_steps=0) as run:
         metrics = run.train_step()
     assert metrics["train/optimizer_steps"] == 4
-
-
-def test_no_name_of_a_method_or_signal_decides_anything_outside_the_methods_room():
-    folder = Path(methods.__file__).parents[1]
-    names = "|".join(map(re.escape, [*list_methods(), *list_providers(), "hindsight", "privileged"]))
-    branch = re.compile(
-        rf"""(==|!=|\bin\b|\bcase\b)\s*[\[({{]?\s*["']({names})["']|["']({names})["']\s*(==|!=|\bin\b)"""
-    )
-    for file in folder.glob("*.py"):
-        for number, line in enumerate(file.read_text().splitlines(), 1):
-            assert not branch.search(line), f"{file.name}:{number}: {line.strip()}"

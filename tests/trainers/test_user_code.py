@@ -15,6 +15,7 @@ SAYS = {
     "own correspondence": ("credit/supported", "teacher/pairs"),
     "own losses": ("train/brevity_loss", "train/likelihood_loss", "train/brevity_weight"),
     "context per turn": ("teacher/rows", "teacher/identical_rows"),
+    "context function": ("teacher/rows", "teacher/identical_rows"),
     "averaged teacher": ("teacher/rows",),
     "other teacher": ("teacher/rows",),
     "value head": ("train/value_loss", "train/value_gap", "credit/value"),

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ...credit import CreditInputs, CreditMethod
 from ...rollout.options import check_options, count, number
 from ..checkpoint import Stateful
-from ..terms import LossTerm
+from ..terms import LossTerm, check_terms
 
 if TYPE_CHECKING:
     from ..batch import TurnBatch
@@ -88,7 +88,8 @@ class Method:
         settle: ``(credit, inputs, run) -> credit`` with what only all processes together can say; inputs are None on a
             process without a turn.
         state: parts of one's own that checkpoints save, alike on every process.
-        invalid_penalty: taken off the reward of an invalid turn, as a residual after credit; 0 turns it off.
+        invalid_penalty: taken off the reward of an invalid turn, as a residual after credit; 0 turns it off, None is
+            0.1, or what the credit function says that adds it itself.
         options: values for options of the credit function and the providers that differ from their defaults; those of a
             resolved method are all its options.
         name, needs, providers: filled in by `get_method`: the signals that are read, and who makes them.
@@ -105,7 +106,7 @@ class Method:
     gives: tuple[str, ...] = ()
     settle: Callable[[CreditMethod, CreditInputs | None, Run], CreditMethod] | None = None
     state: Mapping[str, Stateful] = field(default_factory=dict)
-    invalid_penalty: float = 0.1
+    invalid_penalty: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     needs: frozenset[str] = frozenset()
@@ -113,7 +114,7 @@ class Method:
 
     def __post_init__(self) -> None:
         owner = f"Method {self.name}".rstrip()
-        rules = {"policy_weight": number(), "invalid_penalty": number()}
+        rules = {"policy_weight": number(), "invalid_penalty": number(none="for the default")}
         for name, value in check_options(owner, vars(self), rules).items():
             object.__setattr__(self, name, value)
         if self.student_context is not None and not (self.student_context and isinstance(self.student_context, str)):
@@ -121,6 +122,13 @@ class Method:
                 f"{owner}: student_context must be a name or None, got {self.student_context!r}; name one of the "
                 "suite's contexts"
             )
+        check_terms(self.terms)
+        for name, part in self.state.items():
+            if not isinstance(part, Stateful) or not name.isidentifier():
+                raise TypeError(
+                    f"{owner}: state must hold parts with state_dict and load_state_dict by identifiers, got {part!r} "
+                    f"as {name!r}; give it both"
+                )
 
     @property
     def contexts(self) -> dict[str, str]:

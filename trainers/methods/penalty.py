@@ -22,7 +22,7 @@ def normalization_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def penalised(
-    advantages: Tensor, batch: TurnBatch, credit: CreditMethod, penalty: float
+    advantages: Tensor, batch: TurnBatch, credit: CreditMethod, penalty: float | None
 ) -> tuple[Tensor, dict[str, float]]:
     """``[M, T]`` advantages with the residual, and its size; as they are where the credit function adds its own."""
     if not penalty or credit.adds_residual:

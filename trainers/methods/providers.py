@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...credit.checks import suggest
 from ...rollout.options import Rule, check_options
 from ..batch import TurnBatch
 from ..batch import anchor_ids as anchors_of
@@ -110,11 +110,10 @@ def plan_providers(owner: str, names: Iterable[str], given: Iterable[str] = ()) 
         if name in chosen or name in given:
             continue
         if name not in _PROVIDERS:
-            near = difflib.get_close_matches(name, list_providers(), 1)
-            hint = f"did you mean {near[0]!r}? else " if near else ""
+            otherwise = f'register one with @provides("{name}"), or let prepare return it and name it in gives'
             raise ValueError(
-                f"get_method: signals that {owner} reads must have a provider, got {name!r} without one; {hint}"
-                f'register one with @provides("{name}"), or let prepare return it and name it in gives'
+                f"get_method: signals that {owner} reads must have a provider, got {name!r} without one; "
+                + suggest(name, list_providers(), otherwise)
             )
         chosen[name] = _PROVIDERS[name]
         wanted += chosen[name].requires

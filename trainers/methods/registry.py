@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import os
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...credit import CreditMethod, get_credit, list_credits
-from ...rollout.options import check_options, number
+from ...credit.checks import suggest
 from .method import LAGGING, Method, Teacher
 from .providers import Provider, find_provider, keyword_defaults, plan_providers
 
@@ -95,12 +94,9 @@ def get_method(name: str, **options: Any) -> Method:
         )
     credit = get_credit(method.credit) if isinstance(method.credit, str) else method.credit
     method = _completed(method, credit)
-    values = {**method.options, **options}
-    known = {*entry.defaults, *EVERY_METHOD}
+    own_penalty = {} if method.invalid_penalty is None else {"invalid_penalty": method.invalid_penalty}
+    values = {**own_penalty, **method.options, **options}
     if credit is not None:
-        known |= credit.options.keys()
-        if credit.adds_residual:
-            values.setdefault("invalid_penalty", method.invalid_penalty)
         fixed = {} if isinstance(method.credit, str) else credit.options
         credit = get_credit(credit.name, **{**fixed, **{k: v for k, v in values.items() if k in credit.options}})
     needs = _needs(method, credit)
@@ -112,9 +108,10 @@ def get_method(name: str, **options: Any) -> Method:
                 f"{provider.names[0]!r} reads, got none; give Method(modules=...), or register one's own signal with "
                 "@provides"
             )
-    known |= {key for provider in (*providers, *_spared(credit)) for key in provider.defaults}
-    _refuse_unknown(name, options, known)
-    shared = {**(credit.options if credit is not None else {}), **values}
+    of_credit = {} if credit is None else credit.options
+    of_providers = {key for provider in (*providers, *_spared(credit)) for key in provider.defaults}
+    _refuse_unknown(name, options, {*entry.defaults, *EVERY_METHOD, *of_credit, *of_providers})
+    shared = {**of_credit, **values}
     chosen = {key: value for provider in providers for key, value in provider.chosen(shared).items()}
     method = replace(method, name=name, credit=credit, needs=needs, providers=providers)
     method = _with_universal(method, values, options)
@@ -127,10 +124,9 @@ def _find(name: str) -> _Entry:
         return _METHODS[name]
     if name in list_credits():
         return _Entry(lambda: Method(name), {})
-    near = difflib.get_close_matches(name, list_methods(), 1) if isinstance(name, str) else []
+    known = list_methods()
     raise ValueError(
-        f"get_method: name must be one of {', '.join(list_methods())}, got {name!r}; "
-        + (f"did you mean {near[0]!r}?" if near else "pick one of them")
+        f"get_method: name must be one of {', '.join(known)}, got {name!r}; {suggest(name, known, 'pick one of them')}"
     )
 
 
@@ -155,10 +151,9 @@ def _spared(credit: CreditMethod | None) -> Iterable[Provider]:
 def _refuse_unknown(name: str, options: Mapping[str, Any], known: set[str]) -> None:
     for key in options:
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
             raise TypeError(
                 f"get_method: options of {name} must be among {', '.join(sorted(known))}, got {key!r}; "
-                + (f"did you mean {near[0]!r}?" if near else "use one of them")
+                + suggest(key, sorted(known), "use one of them")
             )
 
 
@@ -173,9 +168,11 @@ def _with_universal(method: Method, values: Mapping[str, Any], given: Mapping[st
         _check_teacher(values["teacher"])
     changed = {field: values[option] for option, field in _TEACHER.items() if option in values}
     teacher = replace(method.teacher or Teacher(), **changed)
-    fields = {key: values[key] for key in ("student_context", "invalid_penalty") if key in values}
-    check_options(f"get_method: {method.name}", fields, {"invalid_penalty": number()} if len(fields) > 1 else {})
-    return replace(method, teacher=teacher, **fields)
+    penalty = values.get("invalid_penalty", 0.1)
+    if isinstance(method.credit, CreditMethod) and method.credit.adds_residual:
+        penalty = method.credit.options["invalid_penalty"]
+    context = values.get("student_context", method.student_context)
+    return replace(method, teacher=teacher, student_context=context, invalid_penalty=penalty)
 
 
 def _check_teacher(weights: str) -> None:
@@ -183,10 +180,9 @@ def _check_teacher(weights: str) -> None:
     choices = ("current", *LAGGING)
     if weights in choices or "/" in weights or os.path.isdir(weights):
         return
-    near = difflib.get_close_matches(weights, choices, 1)
     raise ValueError(
         f"get_method: teacher must be one of {choices}, or a model's name or folder, got {weights!r}; "
-        + (f"did you mean {near[0]!r}?" if near else "write a folder with its path")
+        + suggest(weights, choices, "write a folder with its path")
     )
 
 

@@ -30,7 +30,7 @@ from ..encoder import Encoder, embed, load_encoder
 from ..policy import Policy
 from ..reference import speaking
 from ..teacher import TeacherModel, teacher_openings, teacher_prompts
-from .checks import check_contexts, check_signal
+from .checks import check_signal
 from .contexts import teacher_texts
 from .method import Method
 from .providers import find_provider
@@ -281,8 +281,7 @@ class Run:
         return self.tokenizer, self.batch, self.teacher_texts(), self.collector.chat_template_kwargs, self.suite
 
     def start(self) -> None:
-        """What is missing is said before the first rollout."""
-        check_contexts(self.method, self.suite, list(self.tasks.values()))
+        """Let providers say before the first rollout what is missing."""
         for provider in self.method.providers:
             if provider.start is not None:
                 provider.start(self, **provider.chosen(self.method.options))
