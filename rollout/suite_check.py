@@ -200,10 +200,11 @@ def _contexts(suite: TaskSuite, task: Task, checks: _Checks) -> None:
     readers: dict[str, Callable[[], Any]] = {
         "privileged_context": lambda: context_answer(suite.privileged_context(task)),
     }
-    if callable(getattr(suite, "contexts", None)):
+    named = getattr(suite, "contexts", None)
+    if callable(named):
         readers["contexts"] = lambda: {
-            name: context_answer(text, "contexts") for name, text in contexts_answer(suite.contexts(task)).items()
-        }  # type: ignore[attr-defined]
+            name: context_answer(text, "contexts") for name, text in contexts_answer(named(task)).items()
+        }
     for member, read in readers.items():
         first, again = checks.of(member, read), checks.of(member, read)
         if first != again:

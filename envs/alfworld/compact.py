@@ -201,7 +201,7 @@ def compact_suite(
         data: folder of games.
         splits, options: see `AlfWorldSuite`.
     """
-    words = {"build_messages": compact_messages, "build_hint": trained_hint}
+    words: dict[str, Any] = {"build_messages": compact_messages, "build_hint": trained_hint}
     return AlfWorldSuite(data, splits=splits, **{"privileged": "hint", "max_turns": MAX_TURNS, **words, **options})
 
 
