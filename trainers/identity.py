@@ -140,7 +140,7 @@ def describe_suite(suite: object) -> dict[str, Any]:
             found |= {f"{name}.{key}": inner for key, inner in describe_suite(value).items()}
         elif _is_plain(value):
             found[name] = _short(plain(value))
-    for name in ("name", "max_turns", "history_length", "stop_strings", "causal_span"):
+    for name in ("name", "max_turns", "history_length", "stop_strings", "causal_span", "tools", "chat_template_kwargs"):
         try:
             value = getattr(suite, name, None)
         except Exception:  # a property; what needs it says so when it is asked

@@ -201,8 +201,10 @@ def compact_suite(
         data: folder of games.
         splits, options: see `AlfWorldSuite`.
     """
-    words: dict[str, Any] = {"build_messages": compact_messages, "build_hint": trained_hint}
-    return AlfWorldSuite(data, splits=splits, **{"privileged": "hint", "max_turns": MAX_TURNS, **words, **options})
+    usual: dict[str, Any] = {"privileged": "hint", "max_turns": MAX_TURNS}
+    usual |= {"build_messages": compact_messages, "build_hint": trained_hint}
+    chosen: dict[str, Any] = usual | options
+    return AlfWorldSuite(data, splits=splits, **chosen)
 
 
 def generate_once(folder: str | os.PathLike[str], counts: Mapping[str, int]) -> None:
