@@ -92,7 +92,7 @@ MUTATIONS = (
     ("rlsd", "advantage.sign() * _LOG2_E", "advantage.sign()", "RLSD: base 2 for e"),
     ("rlsd", "advantage * (1 - share)", "advantage * share", "RLSD: lambda and 1 - lambda swapped"),
     ("rlsd", "clamp_(1 - band, 1 + band)", "clamp_(1 - band, 1 + 2 * band)", "RLSD: upper edge of the weight"),
-    ("rlsd", "credit = spread(credit, inputs.response_mask)\n", "", "RLSD: not masked"),
+    ("rlsd", "credit = spread(credit, inputs.response_mask)", "pass", "RLSD: not masked"),
     ("rlsd", "sum(-1) / inputs.token_counts", "mean(-1)", "RLSD: turn weight over the padded width"),
     ("step_opsd", "(advantage.sign() / (2 * share) - 0.5)", "(advantage.sign().abs() / (2 * share) - 0.5)",
      "StepOPSD: sign dropped"),
