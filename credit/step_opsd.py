@@ -69,19 +69,21 @@ def step_opsd(
     )
     advantage = trajectory[inputs.trajectory_ids]
     assert inputs.span_mask is not None  # required by the registration
+    mask, span = inputs.response_mask, inputs.span_mask
     sizes, counts = inputs.span_counts, inputs.token_counts
     coefficients, mean = torch.ones_like(advantage), advantage
-    credit = spread(advantage, inputs.response_mask)
-    if share > 0:
+    if share == 0:
+        credit = spread(advantage, mask)
+    else:
         # In the span A (1 + share (w - 1)) is 2 share |A| times this, as sigmoid(-x) = 1 - sigmoid(x).
         half = token_gaps(inputs).sigmoid_().clamp_((1 - band) / 2, (1 + band) / 2)
-        shifted = spread(half.add_((advantage.sign() / (2 * share) - 0.5)[:, None]), inputs.span_mask)
+        shifted = spread(half.add_((advantage.sign() / (2 * share) - 0.5)[:, None]), span)
         sums, size = shifted.sum(-1), 2 * share * advantage.abs()
         if step_normalization:
             strength = size * sums.abs() / sizes.clamp(min=1)
             coefficients = step_coefficients(strength, sizes > 0, inputs.trajectory_ids, inputs.num_trajectories)
         scale = size * coefficients
-        credit = torch.where(inputs.span_mask, shifted.mul_(scale[:, None]), credit)
+        credit = spread(advantage, mask ^ span).addcmul_(shifted, scale[:, None])
         mean = (scale * sums + advantage * (counts - sizes)) / counts
     metrics = {
         "lam": share,

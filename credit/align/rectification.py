@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..checks import check_bool, check_choice, check_range, check_shape
+from ..checks import check_bool, check_choice, check_range, check_shape, suspect_rows
 from ..tokens import row_blocks
 
 if TYPE_CHECKING:
@@ -241,9 +241,12 @@ def check_pairs(where: str, sources: Sources, scores: Tensor, inputs: CreditInpu
                 f"{where}: sources.{name} must index the {inputs.num_rows} rows of this batch, got {int(index.min())} "
                 f".. {int(index.max())}; select sources from this batch's correspondence"
             )
-    bad = ~scores.isfinite() & mask[sources.target]
+    sampled = mask[sources.target]
+    suspects = suspect_rows(scores, sampled)
+    bad = ~scores[suspects].isfinite() & sampled[suspects]
     if bool(bad.any()):
         pair, token = bad.nonzero()[0].tolist()
+        pair = int(suspects[pair])
         raise ValueError(
             f"{where}: cross_logprobs must be finite on the sampled tokens of the target, got "
             f"{float(scores[pair, token])} in pair {pair}, token {token}; check the scoring pass"

@@ -9,10 +9,11 @@ import pytest
 import torch
 from helpers.credit_cases import hand_batch
 
-from turncredit.credit import agent_opsd, gigpo, group_relative_advantages, grpo, rlsd, step_opsd
+from turncredit.credit import CreditInputs, agent_opsd, gigpo, group_relative_advantages, grpo, rlsd, step_opsd
 from turncredit.credit.agent import belief_revisions
 from turncredit.credit.gigpo import step_returns
 from turncredit.credit.segments import decayed_sums
+from turncredit.credit.tokens import spread, token_gaps
 
 
 def near(got: torch.Tensor, expected: list, atol: float = 1e-9) -> None:
@@ -196,3 +197,24 @@ def test_gigpo_with_turn_rewards() -> None:
     inputs = hand_batch([[0.0, 0.0, 0.0]], [1.0], anchor_ids=torch.zeros(3, dtype=torch.int64))
     inputs = replace(inputs, turn_rewards=torch.tensor([1.0, 2.0, 4.0]))
     near(step_returns(inputs, discount=0.5), [3.0, 4.0, 4.0])
+
+
+def test_the_two_token_primitives() -> None:
+    """Padding holds anything; what is read and written outside the mask is exactly 0."""
+    inputs = CreditInputs(
+        trajectory_ids=torch.tensor([0, 1]),
+        turn_ids=torch.tensor([0, 0]),
+        group_ids=torch.tensor([0, 0]),
+        rewards=torch.tensor([1.0, 0.0]),
+        successes=torch.tensor([1.0, 0.0]),
+        response_mask=torch.tensor([[True, False], [True, True]]),
+        student_logprobs=torch.tensor([[-1.0, torch.nan], [-2.0, -3.0]]),
+        teacher_logprobs=torch.tensor([[-0.5, torch.inf], [-2.5, -1.0]]),
+    )
+    assert token_gaps(inputs).tolist() == [[0.5, 0.0], [-0.5, 2.0]]
+    assert token_gaps(inputs, torch.tensor([1])).tolist() == [[-0.5, 2.0]]
+    mask = inputs.response_mask
+    assert spread(torch.tensor([3.0, 4.0]), mask).tolist() == [[3.0, 0.0], [4.0, 4.0]]
+    assert spread(torch.tensor([[3.0, torch.nan], [4.0, 5.0]]), mask).tolist() == [[3.0, 0.0], [4.0, 5.0]]
+    with pytest.raises(ValueError, match=r"token_gaps: inputs\.teacher_logprobs must be given, got None; score"):
+        token_gaps(replace(inputs, teacher_logprobs=None))
