@@ -9,7 +9,11 @@ from unittest import mock
 import pytest
 from accelerate import Accelerator
 from helpers.processes import finish, start
-from helpers.user_runs import RUNS, whole_and_in_parts
+from helpers.user_runs import RUNS, register, whole_and_in_parts
+
+from turncredit.credit import registry, signals
+from turncredit.trainers.methods import contexts, providers
+from turncredit.trainers.methods import registry as methods
 
 SAYS = {
     "own signal": ("credit/surprise",),
