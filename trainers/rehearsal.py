@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check_saveable(model: Any, tokenizer: Any, state: Any, parts: Mapping[str, Stateful]) -> None:
+def check_saveable(model: Any, tokenizer: Any, state: Any, parts: Mapping[str, Stateful] | None = None) -> None:
     """Write everything of a checkpoint but weights into a temporary folder; warn of a tokenizer that reads otherwise.
 
     Args:
@@ -47,10 +47,10 @@ def check_saveable(model: Any, tokenizer: Any, state: Any, parts: Mapping[str, S
         "peft_config": "remove the entry of the adapter's configuration that is no plain value",
         "tokenizer": "load it with AutoTokenizer.from_pretrained, or mend its save_pretrained",
         "trainer state": "use plain values in the configuration",
-        **{f"state {part!r} of the method": "let state_dict return tensors and plain values" for part in parts},
+        **{f"state {part!r} of the method": "let state_dict return tensors and plain values" for part in parts or {}},
     }
     with tempfile.TemporaryDirectory() as name:
-        for part, save in _parts(model, tokenizer, state, parts):
+        for part, save in _parts(model, tokenizer, state, parts or {}):
             try:
                 save(Path(name))
             except Exception as error:

@@ -5,6 +5,7 @@ python user_runs.py STAGE FOLDER NAME,NAME     one of two processes; STAGE is a 
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from user_code import (  # noqa: F401  (their methods are registered)
-    hint_rollouts,
-    own_correspondence,
-    own_losses,
-    own_signal,
-    own_teacher,
-    stateful,
-    value_head,
-)
 
+from helpers.processes import TESTS
 from helpers.run_distributed import make_accelerator
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
@@ -44,13 +37,19 @@ RUNS: dict[str, dict[str, Any]] = {
     "own correspondence": {"credit": "sibling_support", "credit_options": {"bonus": 0.7, "top_k": 2}},
     "own losses": {"credit": "brief_and_likely", "credit_options": {"brevity_coef": 0.05}},
     "context per turn": {"credit": "foresight"},
-    "context function": {"credit": "agent_opsd", "credit_options": {"teacher_context": own_teacher.what_came_next}},
+    "context function": {"credit": "agent_opsd"},
     "averaged teacher": {"credit": "foresight", "credit_options": {"teacher": "ema", "ema_rate": 0.5}},
     "other teacher": {"credit": "foresight", "credit_options": {"teacher_context": None}, "teacher_model": True},
     "value head": {"credit": "value_head"},
     "hint rollouts": {"credit": "hint_rollouts"},
     "state": {"credit": "running_baseline"},
 }
+
+
+def register() -> None:
+    """Import everything in `user_code`, as a user's script would."""
+    for file in sorted((Path(TESTS) / "user_code").glob("*.py")):
+        importlib.import_module(f"user_code.{file.stem}")
 
 
 def trainer(accelerator: Accelerator, folder: Path, name: str, **changes: Any) -> GRPOTrainer:
@@ -68,6 +67,9 @@ def trainer(accelerator: Accelerator, folder: Path, name: str, **changes: Any) -
         "save_steps": 0,
         "preflight": False,
     }
+    if name == "context function":
+        context = sys.modules["user_code.own_teacher"].what_came_next
+        options["credit_options"] = {"teacher_context": context}
     other = tiny_model(5) if options.pop("teacher_model", False) else None
     return GRPOTrainer(
         tiny_model(),
@@ -112,6 +114,7 @@ def whole_and_in_parts(accelerator: Accelerator, folder: Path, name: str) -> tup
 
 def main() -> None:
     torch.set_num_threads(1)
+    register()
     accelerator = make_accelerator(int(sys.argv[1]))
     assert accelerator.num_processes == 2
     for name in sys.argv[3].split(","):

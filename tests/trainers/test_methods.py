@@ -14,7 +14,7 @@ import torch
 from helpers.recorder import NAMES
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
-from helpers.update_cases import SUITE, Angles, config, play
+from helpers.update_cases import SUITE, Angles, config, play, score
 
 from turncredit.credit import Credit, grpo, register_credit, registry, signals
 from turncredit.trainers import GRPOTrainer, Method, Teacher, get_method, list_methods, provides, register_method
@@ -207,6 +207,54 @@ def test_what_prepare_returns_is_checked_against_what_it_announced(tmp_path):
         pytest.raises(TypeError, match=r"mine: prepare must return a mapping of \['b'\], got \['a'\]"),
     ):
         run.phase(batch, 0)
+
+
+def test_entropies_come_in_one_pass_with_the_logprobs_that_are_scored_again(tmp_path):
+    @register_credit("by_entropy", requires=("entropies",))
+    def by_entropy(inputs) -> Credit:
+        return grpo(inputs)
+
+    batch = make_batch(usable(play(tiny_model(), TASKS, 0)))
+    with trainer(tmp_path, credit="by_entropy", recompute_logprobs=True, beta=0.0) as run:
+        passes, real = [], run.run.score
+        run.run.score = lambda prompts, responses, **more: passes.append(more) or real(prompts, responses, **more)
+        inputs = run.phase(batch, 0).inputs
+        with torch.no_grad():
+            for row, turn in enumerate(batch.turns):
+                own, entropy = score(run.model, turn.prompt_ids, turn.response_ids, 0.7)
+                torch.testing.assert_close(inputs.entropies[row, : len(entropy)], entropy, rtol=0, atol=1e-5)
+                torch.testing.assert_close(inputs.student_logprobs[row, : len(own)], own, rtol=0, atol=1e-5)
+    assert passes == [{"entropy": True, "modules": ()}]
+
+
+def test_another_model_teaches_and_must_have_the_vocabulary_and_the_positions(tmp_path):
+    batch = make_batch(usable(play(tiny_model(), TASKS, 0)))
+    options = {"credit": "agent_opsd", "credit_options": {"teacher_context": None}}
+    other = tiny_model(7)
+
+    def make(teacher, **changes):
+        settings = config(tmp_path, **{**options, **changes})
+        return GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, settings, teacher_model=teacher)
+
+    with make(other) as run:
+        scores = run.phase(batch, 0).inputs.teacher_logprobs
+        assert not any(parameter.requires_grad for parameter in other.parameters())
+    with torch.no_grad():
+        for row, turn in enumerate(batch.turns):
+            own, _ = score(other, turn.prompt_ids, turn.response_ids, 0.7)
+            torch.testing.assert_close(scores[row, : len(own)], own, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="teacher must have the model's vocabulary, got embeddings of 40 and"):
+        make(tiny_model(vocab_size=40))
+    with pytest.raises(ValueError, match="teacher must take rows of 2056 tokens"):
+        make(tiny_model(max_position_embeddings=64))
+    with pytest.raises(ValueError, match="teacher must be left out for grpo"):
+        make(other, credit="grpo", credit_options={})
+    folder = tmp_path / "teacher"
+    other.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    settings = config(tmp_path, credit="agent_opsd", credit_options={"teacher": str(folder), "teacher_context": None})
+    with GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, settings) as run:
+        assert torch.equal(run.phase(batch, 0).inputs.teacher_logprobs, scores)
 
 
 def test_a_method_of_ones_own_with_an_option_called_like_the_penalty_gets_the_residual(tmp_path):
