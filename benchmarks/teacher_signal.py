@@ -10,6 +10,7 @@ trajectory. Agreement is counted raw, and after subtracting the group's mean evi
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 from pathlib import Path
 
@@ -19,9 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turncredit.envs.alfworld import generate_games
 from turncredit.envs.alfworld.compact import compact_suite
-from turncredit.rollout import PolicyScorer, RolloutCollector, SamplingConfig
+from turncredit.rollout import PolicyScorer, RolloutCollector, SamplingConfig, score_responses
 from turncredit.trainers.batch import make_batch, usable
-from turncredit.trainers.scores import ScoringSettings
 from turncredit.trainers.teacher import score_teacher, teacher_prompts
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "examples" / "assets" / "alfworld_tiny"
@@ -49,12 +49,12 @@ def main() -> None:
             trajectories = usable(collector.collect(tasks, args.rollouts, seed=args.seed + 1))
         batch = make_batch(trajectories)
         contexts = [suite.privileged_context(next(x for x in tasks if x.id == t.task_id)) for t in trajectories]
+        texts = [contexts[i] for i in batch.trajectory_ids.tolist()]
         scores = score_teacher(
-            PolicyScorer(model),
+            functools.partial(score_responses, PolicyScorer(model), pad_token_id=tokenizer.pad_token_id),
             batch,
-            teacher_prompts(tokenizer, batch, contexts),
+            teacher_prompts(tokenizer, batch, texts),
             batch.sampled_logprobs,
-            ScoringSettings(tokenizer.pad_token_id, 1.0, 16384),
         )
     evidence = ((scores.logprobs - batch.sampled_logprobs) * batch.response_mask).sum(1)
     won = torch.tensor([t.success > 0 for t in trajectories])[batch.trajectory_ids]

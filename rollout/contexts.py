@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..envs import Task, TaskSuite
 from ..envs.results import shown
 from .prompts import with_privileged_context
-from .suite_answers import context_answer, contexts_answer, messages_answer
+from .suite_answers import context_answer, contexts_answer, messages_answer, named_text
 from .types import Message
 
 
@@ -53,7 +53,7 @@ def _one(suite: TaskSuite, task: Task, name: str) -> str | None:
             f"context_text: name must be a context of the suite {getattr(suite, 'name', type(suite).__name__)!r}, one "
             f"of {known}, got {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see its contexts()")
         )
-    return context_answer(contexts[name], "contexts")
+    return named_text(contexts, name)
 
 
 def _contexts(suite: TaskSuite, task: Task) -> Mapping[str, str | None]:

@@ -58,9 +58,16 @@ def _message(message: Any, member: str) -> Message:
 
 
 def context_answer(answer: Any, member: str = "privileged_context") -> str | None:
-    """An answer of ``privileged_context``, or one text of ``contexts``."""
+    """An answer of ``privileged_context``, or of what is named otherwise."""
     demand(answer is None or isinstance(answer, str), member, "the result must be a str or None", answer)
     return answer
+
+
+def named_text(contexts: Mapping[str, str | None], name: str) -> str | None:
+    """One text of an answer of ``contexts``."""
+    text = contexts[name]
+    demand(text is None or isinstance(text, str), "contexts", f"{name!r} must be a str or None", text)
+    return text
 
 
 def contexts_answer(answer: Any) -> Mapping[str, str | None]:

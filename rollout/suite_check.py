@@ -12,7 +12,7 @@ from ..envs import EnvFailure, Task, TaskSuite
 from .chat import Chat, check_chat_template
 from .contexts import informed
 from .prompts import check_tokenizer
-from .suite_answers import context_answer, contexts_answer, messages_answer
+from .suite_answers import context_answer, contexts_answer, messages_answer, named_text
 from .suite_calls import asked, parsed_response
 from .suite_members import REQUIRED, check_picklable, checked_factory, checked_setting, checked_tasks, suite_member
 from .suite_trial import Trial
@@ -203,7 +203,7 @@ def _contexts(suite: TaskSuite, task: Task, checks: _Checks) -> None:
     named = getattr(suite, "contexts", None)
     if callable(named):
         readers["contexts"] = lambda: {
-            name: context_answer(text, "contexts") for name, text in contexts_answer(named(task)).items()
+            name: named_text(texts, name) for texts in [contexts_answer(named(task))] for name in texts
         }
     for member, read in readers.items():
         first, again = checks.of(member, read), checks.of(member, read)

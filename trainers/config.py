@@ -288,7 +288,7 @@ def _names(config: GRPOConfig) -> set[str]:
     return {field.name for field in fields(config)}
 
 
-_MOVED = {
+MOVED = {
     "encoder": "encoder",
     "teacher_max_completion_length": "teacher_max_completion_length",
     "invalid_action_penalty": "invalid_penalty",
@@ -296,8 +296,8 @@ _MOVED = {
 
 
 def _advice(name: str, config: GRPOConfig) -> str:
-    if name in _MOVED:
-        return f'it is an option of the method: credit_options={{"{_MOVED[name]}": ...}}'
+    if name in MOVED:
+        return f'it is an option of the method: credit_options={{"{MOVED[name]}": ...}}'
     return did_you_mean(name, [*_names(config), *_HOMES])
 
 

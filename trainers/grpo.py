@@ -121,7 +121,7 @@ class GRPOTrainer:
                 f"{config.credit_options['teacher']!r} there; keep one"
             )
         self.method = get_method(config.credit, **{**config.credit_options, **other})
-        try_options(self.method.credit, config.num_generations)
+        try_options(self.method.credit_method, config.num_generations)
         self.terms = objective(config, self.method.terms, self.method.policy_weight)
         self.train_tasks = list(suite.tasks("train") if train_tasks is None else train_tasks)
         self.eval_tasks = list(suite.tasks("eval") if eval_tasks is None else eval_tasks)[: config.num_eval_tasks]

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..envs import Task
-from .config import GRPOConfig, flat_options
+from .config import MOVED, GRPOConfig, flat_options
 from .distributed import zero_stage
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def check_resumable(
     marks = ["train_tasks", "eval_tasks", "peft_config"]
     marks += ["initial_model"] * (config.beta > 0 or saved["adapter"])
     changed = [name for name in marks if saved["fingerprint"][name] != current[name]]
-    options = _changed_options(saved["config"], config)
+    options = _changed_options(saved["config"], config, description["method"].get("options", {}))
     if "eval_tasks" in changed and flat_options(saved["config"]).get("num_eval_tasks") != config.num_eval_tasks:
         changed.remove("eval_tasks")
     same_method = not any(line.startswith(("credit:", "credit_options")) for line in options)
@@ -229,12 +229,19 @@ def check_resumable(
     return changed
 
 
-def _changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> list[str]:
-    """Options that differ; one that the checkpoint's version did not have was at its default."""
+def _changed_options(saved: Mapping[str, Any], config: GRPOConfig, of_method: Mapping[str, Any]) -> list[str]:
+    """Options that differ; one that the checkpoint's version did not have was at its default.
+
+    Options that earlier versions had in the configuration are compared with the method's resolved ones.
+    """
     here, defaults = (_through_json(plain(options.to_dict())) for options in (config, GRPOConfig()))
     # a schedule that ends at max_steps depends on it
     free = FREE_OPTIONS - ({"max_steps"} if config.lr_scheduler_type != "constant" else set())
     before = {**defaults, **flat_options(saved)}
+    for old, new in MOVED.items():
+        if old in saved and new in of_method:
+            before["credit_options"] = {new: saved[old], **before["credit_options"]}
+            here["credit_options"] = {new: of_method[new], **here["credit_options"]}
     return _differences("", before, {name: value for name, value in here.items() if name not in free})
 
 

@@ -88,7 +88,7 @@ class CreditPhase:
         """Credit with its inputs, None without a usable turn, and ``[M, T]`` float32 advantages with the residual."""
         run, method = self.run, self.method
         advantages = torch.zeros(batch.response_mask.shape)
-        credit_method = method.credit
+        credit_method = method.credit_method
         if credit_method is None:
             return None, None, advantages
         inputs = self._inputs(batch) if batch.turns else None

@@ -267,8 +267,7 @@ def _restore_part(folder: Path, name: str, part: Stateful) -> None:
         part.load_state_dict(state)
         return
     logger.warning("%s holds no %s; it begins anew", folder.name, name)
-    if hasattr(part, "reset"):
-        part.reset()
+    getattr(part, "reset", lambda: None)()
 
 
 def _recorded_evaluation(folder: Path) -> dict[str, float] | None:

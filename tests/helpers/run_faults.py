@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import turncredit.trainers.checkpoint as checkpoint
-import turncredit.trainers.grpo as grpo
+import turncredit.trainers.update as update
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToyEnv, ToySuite
 from turncredit.rollout import SamplingConfig
@@ -67,7 +67,7 @@ def hurt_at(moment: str, run: GRPOTrainer, how: signal.Signals) -> None:
     elif moment == "scoring":
         wrap(run, "phase")
     elif moment == "update":
-        wrap(grpo, "apply_gradients")
+        wrap(update, "apply_gradients")
     elif moment == "saving":
         wrap(checkpoint, "_digest")
 

@@ -51,6 +51,7 @@ def run_pair(stage: int | str, folder: Path, **environment: str) -> None:
         assert "finished" in output
 
 
+@pytest.mark.slow
 def test_two_plain_processes(tmp_path, alone):
     run_pair(-1, tmp_path, ACCELERATE_USE_CPU="true")
     for method in methods(-1):

@@ -618,16 +618,20 @@ def test_a_checkpoint_that_says_less_is_resumed_as_far_as_it_says(tmp_path):
     for name in ("suite", "setup", "method", "metrics", "evaluation_due"):
         del state[name]
     del state["config"]["delta"]
+    state["config"] |= {"encoder": "hashing", "invalid_action_penalty": 0.2}  # where earlier versions had them
     (folder / "trainer_state.json").write_text(json.dumps(state))
     (folder / "evaluation.json").unlink()
     sums = json.loads((folder / "manifest.json").read_text())
     sums["trainer_state.json"] = checkpoint._digest(folder / "trainer_state.json")
     (folder / "manifest.json").write_text(json.dumps(sums))
-    with trainer(tmp_path, max_steps=2) as run:
+    with trainer(tmp_path) as run, pytest.raises(ValueError, match=r"credit_options\.invalid_penalty: 0\.2 -> 0\.1"):
+        run.resume(True)
+    penalty = {"credit_options": {"invalid_penalty": 0.2}}
+    with trainer(tmp_path, max_steps=2, **penalty) as run:
         run.train(resume_from=True)
         assert run.step == 2
     assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
-    with trainer(tmp_path, max_steps=3, delta=4.0) as run:
+    with trainer(tmp_path, max_steps=3, delta=4.0, **penalty) as run:
         run.resume(str(folder), allow_changed_config=True)
         with pytest.raises(ValueError, match=r"delta: 3\.0 -> 4\.0"):
             run.resume(str(folder))

@@ -19,6 +19,7 @@ from helpers.update_cases import SUITE, Angles, config, play, score
 
 from turncredit.credit import Credit, grpo, register_credit, registry, signals
 from turncredit.trainers import (
+    GRPOConfig,
     GRPOTrainer,
     LossTerm,
     Method,
@@ -102,6 +103,12 @@ def test_an_unknown_option_of_factory_credit_provider_or_any_method_is_named(nam
 def test_a_bad_value_is_named_before_anything_is_played(name, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         get_method(name, **options)
+
+
+@pytest.mark.parametrize("name", ["encoder", "teacher_max_completion_length", "invalid_action_penalty"])
+def test_options_of_single_methods_are_refused_by_the_configuration_with_the_place_where_they_live(name):
+    with pytest.raises(TypeError, match=rf"got '{name}'; it is an option of the method: credit_options="):
+        GRPOConfig(**{name: 1})
 
 
 def test_a_signal_that_nobody_provides_is_refused_early():

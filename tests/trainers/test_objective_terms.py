@@ -90,7 +90,7 @@ def test_two_terms_of_a_user_each_with_its_own_average():
     settings, got, model = config(beta=0.0, entropy_coef=0.0), tiny_model(), tiny_model()
     metrics = accumulate(rows, objective(settings, [Pull(), BOUND], 0.0), settings, got)
     pulled = bounded = torch.zeros(())
-    gaps, ids = [], rows.trajectory_ids.tolist()
+    gaps, ids = [], rows.slot_ids.tolist()
     alive = len({t for t, a in zip(ids, rows.active.tolist(), strict=True) if a})
     for i, (prompt, response) in enumerate(zip(rows.prompts, rows.responses, strict=True)):
         n = len(response)

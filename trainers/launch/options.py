@@ -17,7 +17,7 @@ from ..methods.tryout import try_options
 
 def check_method(config: GRPOConfig) -> None:
     """Raise unless the run's method exists and takes its options; needs no model and no games."""
-    try_options(get_method(config.credit, **config.credit_options).credit, config.num_generations)
+    try_options(get_method(config.credit, **config.credit_options).credit_method, config.num_generations)
 
 
 def make_parser(description: str | None = None) -> argparse.ArgumentParser:

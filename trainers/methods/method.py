@@ -131,6 +131,11 @@ class Method:
                 )
 
     @property
+    def credit_method(self) -> CreditMethod | None:
+        """The credit function with its options fixed, of a method that `get_method` made."""
+        return self.credit if isinstance(self.credit, CreditMethod) else None
+
+    @property
     def contexts(self) -> dict[str, str]:
         """Who of this method reads which context of the suite."""
         found = {} if self.student_context is None else {"student": self.student_context}
@@ -146,10 +151,10 @@ class Method:
 
     def described(self) -> dict[str, Any]:
         """Plain values by which a continued run is compared with the one before."""
-        credit = self.credit
+        credit = self.credit_method
         return {
-            "credit": credit.name if isinstance(credit, CreditMethod) else credit,
-            "credit_options": dict(credit.options) if isinstance(credit, CreditMethod) else {},
+            "credit": None if credit is None else credit.name,
+            "credit_options": {} if credit is None else dict(credit.options),
             "options": dict(self.options),
             "terms": {term.name: {"kind": type(term).__name__, **vars(term)} for term in self.terms},
         }

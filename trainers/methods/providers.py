@@ -173,7 +173,9 @@ def anchor_ids(batch: TurnBatch, run: Run) -> Tensor:
 @provides("entropies", own={"entropy": True})
 def entropies(batch: TurnBatch, run: Run) -> Tensor:
     """``[M, T]`` float32: the policy's entropy at every sampled token, nats."""
-    return run.own_scores(entropy=True).entropy
+    entropy = run.own_scores(entropy=True).entropy
+    assert entropy is not None
+    return entropy
 
 
 @provides("values", own={"modules": ("value",)})

@@ -197,8 +197,8 @@ def _with_universal(method: Method, values: Mapping[str, Any], given: Mapping[st
             "no credit to add it to; choose a method that does"
         )
     penalty = values.get("invalid_penalty", 0.1)
-    if isinstance(method.credit, CreditMethod) and method.credit.adds_residual:
-        penalty = method.credit.options["invalid_penalty"]
+    if method.credit_method is not None and method.credit_method.adds_residual:
+        penalty = method.credit_method.options["invalid_penalty"]
     return replace(method, teacher=teacher, student_context=context, invalid_penalty=penalty)
 
 

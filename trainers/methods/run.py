@@ -153,7 +153,7 @@ class Run:
                 scorer,
                 prompts,
                 responses,
-                pad_token_id=self.tokenizer.pad_token_id,
+                pad_token_id=self.tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
                 temperature=self.config.sampling.temperature or 1.0,
                 max_tokens=self.config.micro_batch_tokens,
                 entropy=entropy,
