@@ -319,7 +319,7 @@ class GRPOTrainer:
 
         Args:
             tasks: instead of the panel.
-            privileged: with the teacher's context in the prompt.
+            privileged: with the suite's privileged context in the prompt, whatever the method's teacher reads.
 
         Returns:
             ``eval/success``, per-type success, turns, validity; ``eval_privileged/...`` with privileged context.

@@ -239,6 +239,12 @@ def test_the_student_reads_the_skills_and_the_teacher_the_hint(tmp_path):
         teacher = [run.tokenizer.decode(prompt) for prompt in run.run.teacher_prompts()]
     assert all("step one two" in text and "hint" not in text for text in student)
     assert all("hint say" in text and "step one two" not in text for text in teacher)
+    options = {"student_context": "hint"}  # which is what this suite calls privileged
+    with pytest.raises(
+        ValueError, match="student must not read what its teacher reads, got the same texts for 'hint' "
+    ):
+        trainer(tmp_path, suite, credit="agent_opsd", credit_options=options)
+    trainer(tmp_path, suite, credit="agent_opsd", credit_options={**options, "teacher": "ema"}).close()
     with pytest.raises(ValueError, match=r"must be a context of the suite 'toy'.*got 'skils'; did you mean 'skills'"):
         trainer(tmp_path, suite, credit="agent_opsd", credit_options={"teacher_context": "skils"})
 
@@ -345,6 +351,45 @@ def test_the_context_that_prepare_asks_for_is_checked_at_the_start(tmp_path):
         trainer(tmp_path, Named(num_tasks=8), credit="mine")
     with trainer(tmp_path, credit="unsaid") as run, pytest.raises(ValueError, match="unsaid: teacher must be named"):
         run.phase(make_batch([]), 0)
+
+
+def test_a_context_of_ones_own_gives_a_list(tmp_path):
+    for answer, got in ((None, "NoneType"), ("abc", "str")):
+        options = {"teacher_context": lambda batch, run, answer=answer: answer}
+        message = f"the teacher's context must give a list of texts, got {got}"
+        with (
+            trainer(tmp_path, credit="agent_opsd", credit_options=options) as run,
+            pytest.raises(TypeError, match=message),
+        ):
+            run.phase(make_batch([]), 0)
+
+
+def test_a_provider_of_several_is_found_by_each_and_gives_nothing_twice():
+    provides("mood", "temper")(lambda batch, run: {})
+    term = LossTerm("pull", reads=("temper",), function=lambda batch: -batch.logprobs)
+    named("mine", Method("grpo", (term,)))
+    assert ("mood", "temper") in [provider.names for provider in get_method("mine").providers]
+    named("mine", Method("align_opsd", prepare=lambda batch, run: None, gives=("teacher_logprobs",)))
+    with pytest.raises(ValueError, match="gives of mine must not hold 'teacher_logprobs', which the provider of 'corr"):
+        get_method("mine")
+
+
+def test_another_teacher_and_another_weight_of_the_policy_gradient_are_noticed_on_resume(tmp_path):
+    def make(weight, seed):
+        named("mine", Method("agent_opsd", policy_weight=weight))
+        settings = config(tmp_path, credit="mine")
+        return GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, settings, teacher_model=tiny_model(seed))
+
+    with make(1.0, 5) as run:
+        run.save()
+    for weight, seed, message in (
+        (0.5, 5, r"method\.policy_weight: 1.0 -> 0.5"),
+        (1.0, 6, r"method\.teacher_weights: "),
+    ):
+        with make(weight, seed) as run, pytest.raises(ValueError, match=message):
+            run.resume(True)
+    with make(1.0, 5) as run:
+        run.resume(True)
 
 
 def test_a_teacher_is_named_once(tmp_path):

@@ -17,10 +17,10 @@ from .method import Method
 
 
 def check_contexts(method: Method, suite: TaskSuite, tasks: Sequence[Task]) -> None:
-    """Raise unless some task has the contexts that the method reads.
+    """Raise unless some task has the contexts that the method reads, and its teacher reads another than its student.
 
     Raises:
-        ValueError: none has; the method would silently train without.
+        ValueError: none has, or they are the same everywhere; the method would silently train without.
     """
     for who, name in method.contexts.items():
         if name in CONTEXTS or any(context_text(suite, task, name) is not None for task in tasks):
@@ -28,6 +28,15 @@ def check_contexts(method: Method, suite: TaskSuite, tasks: Sequence[Task]) -> N
         raise ValueError(
             f"GRPOTrainer: suite must have a context {name!r} for {method.name}, whose {who} reads it, got None for "
             f"all {len(tasks)} tasks of {suite.name}; let the suite make one, or choose another {who}_context"
+        )
+    names, current = list(method.contexts.values()), method.teacher is not None and method.teacher.weights == "current"
+    if not (method.reads_teacher and current and len(names) == 2) or names[1] in CONTEXTS:
+        return
+    if all(context_text(suite, task, names[0]) == context_text(suite, task, names[1]) for task in tasks):
+        raise ValueError(
+            f"GRPOTrainer: {method.name}'s student must not read what its teacher reads, got the same texts for "
+            f"{names[0]!r} and {names[1]!r} of {suite.name}; the teacher would be the student: choose another "
+            "teacher_context"
         )
 
 

@@ -86,7 +86,12 @@ def teacher_texts(method: Method, batch: TurnBatch, run: Run) -> list[str | None
         tasks = [run.tasks[trajectory.task_id] for trajectory in batch.trajectories]
         texts: Sequence[str | None] = [context_text(run.suite, task, context) for task in tasks]
     else:
-        texts = list((CONTEXTS[context] if isinstance(context, str) else context)(batch, run))
+        texts = (CONTEXTS[context] if isinstance(context, str) else context)(batch, run)
+    if not isinstance(texts, list | tuple):
+        raise TypeError(
+            f"{method.name}: the teacher's context must give a list of texts, got {type(texts).__name__}; give one "
+            "text or None per trajectory or per turn"
+        )
     if len(texts) not in (len(batch.trajectories), len(batch.turns)):
         raise ValueError(
             f"{method.name}: the teacher's context must give one text per trajectory ({len(batch.trajectories)}) or "

@@ -156,5 +156,6 @@ class Method:
             "credit": None if credit is None else credit.name,
             "credit_options": {} if credit is None else dict(credit.options),
             "options": dict(self.options),
+            "policy_weight": self.policy_weight,
             "terms": {term.name: {"kind": type(term).__name__, **vars(term)} for term in self.terms},
         }

@@ -102,28 +102,35 @@ def plan_providers(owner: str, names: Iterable[str], given: Iterable[str] = ()) 
     """The providers that together make some signals; one that another makes along with its own is left out.
 
     Raises:
-        ValueError: nobody makes a signal.
+        ValueError: nobody makes a signal, or two do.
     """
     wanted, chosen = sorted(names, reverse=True), {}
     while wanted:
         name = wanted.pop()
         if name in chosen or name in given:
             continue
-        if name not in _PROVIDERS:
+        provider = find_provider(name)
+        if provider is None:
             otherwise = f'register one with @provides("{name}"), or let prepare return it and name it in gives'
             raise ValueError(
                 f"get_method: signals that {owner} reads must have a provider, got {name!r} without one; "
                 + suggest(name, list_providers(), otherwise)
             )
-        chosen[name] = _PROVIDERS[name]
-        wanted += chosen[name].requires
+        chosen[provider.names[0]] = provider
+        wanted += provider.requires
+        if twice := sorted(set(provider.names) & set(given)):
+            raise ValueError(
+                f"get_method: gives of {owner} must not hold {twice[0]!r}, which the provider of {provider.names[0]!r} "
+                "makes too; leave it to one of them"
+            )
     along = {name for provider in chosen.values() for name in provider.names[1:]}
     return tuple(chosen[name] for name in sorted(chosen.keys() - along))
 
 
 def find_provider(name: str) -> Provider | None:
-    """Who makes a signal, or None."""
-    return _PROVIDERS.get(name)
+    """Who makes a signal, alone where there is a choice, or None."""
+    makers = [provider for provider in _PROVIDERS.values() if name in provider.names]
+    return _PROVIDERS.get(name) or next(iter(makers), None)
 
 
 def keyword_defaults(owner: str, name: str, function: Callable[..., Any], skip: int = 0) -> dict[str, Any]:
