@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from ..credit.checks import suggest
 from ..rollout.options import Rule, check_options, count, flag, number, text
 from ..rollout.sampling import SamplingConfig
 from ..rollout.templates import check_template_kwargs
 from . import trl
 from .loggers import trackers
-from .losses import LOSS_TYPES
+from .losses import LOSS_TYPES, TRL_LOSS_TYPES
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class ObjectiveConfig(_Group):
     delta: float | None = option(3.0, number(none="to turn the dual clip off"))
     beta: float = option(0.01, number())
     entropy_coef: float = option(0.001, number())
-    loss_type: str = option("seq-mean-token-mean", text(*dict.fromkeys((*LOSS_TYPES, *trl.LOSS_TYPES))))
+    loss_type: str = option("seq-mean-token-mean", text(*dict.fromkeys((*LOSS_TYPES, *TRL_LOSS_TYPES))))
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,7 @@ def _advice(name: str, config: GRPOConfig) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The known name that is most like `name`, as a question, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+    return suggest(name, names, f"known are {', '.join(names)}")
 
 
 def _checked(owner: str, name: str, value: Any) -> Any:
@@ -350,7 +349,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "output_dir": lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value,
     "credit_options": _credit_options,
     "chat_template_kwargs": lambda value: check_template_kwargs({} if value is None else value, "GRPOConfig"),
-    "loss_type": lambda value: trl.LOSS_TYPES.get(value, value) if isinstance(value, str) else value,
+    "loss_type": lambda value: TRL_LOSS_TYPES.get(value, value) if isinstance(value, str) else value,
     "report_to": trackers,
     "scale_rewards": trl.scales_rewards,
 }

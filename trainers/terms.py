@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from ..credit.checks import suggest
 from ..rollout.options import check_options, number
 from .config import GRPOConfig
 from .losses import LOSS_TYPES, TRL_LOSS_TYPES, clipped_policy_loss, kl_k3, sdar_loss, skill_sd_loss
@@ -80,7 +80,8 @@ class LossTerm:
         for option, known in (("average", AVERAGES), ("rows", ROWS)):
             value = getattr(self, option)
             if value not in known:
-                raise ValueError(f"{kind}: {option} must be one of {known}, got {value!r}{_did_you_mean(value, known)}")
+                advice = suggest(value, known, "write one of them")
+                raise ValueError(f"{kind}: {option} must be one of {known}, got {value!r}; {advice}")
         for option in ("reads", "modules"):
             if not isinstance(getattr(self, option), tuple):
                 raise TypeError(
@@ -252,7 +253,7 @@ def check_terms(
                 if known is not None and name not in known:
                     raise ValueError(
                         f"check_terms: {what} must hold {name!r}, which the term {term.name!r} reads, got "
-                        f"{sorted(known)}{_did_you_mean(name, known) or '; let the method provide it'}"
+                        f"{sorted(known)}; {suggest(name, sorted(known), 'let the method provide it')}"
                     )
 
 
@@ -280,8 +281,3 @@ def evaluate(term: LossTerm, batch: TokenBatch) -> tuple[Tensor, Mapping[str, Te
             "without gradient; detach only what is a target, and add 0 * batch.logprobs where there is nothing to do"
         )
     return loss, metrics
-
-
-def _did_you_mean(value: object, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(str(value), sorted(known), 1)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from .losses import TRL_LOSS_TYPES
-
 T = TypeVar("T")
-
-LOSS_TYPES = TRL_LOSS_TYPES
-"""TRL's ``loss_type`` -> ours; its sequence is a completion, ours the whole trajectory."""
 
 SCALE_REWARDS: dict[Any, bool] = {True: True, "group": True, False: False, "none": False}
 
@@ -67,11 +62,6 @@ _ABSENT: dict[str, tuple[Any, str]] = {
     "push_to_hub": (False, "upload the checkpoint's model folder"),
     "remove_unused_columns": (False, "tasks have no columns"),
 }
-
-
-def absent_names() -> list[str]:
-    """TRL's names that say something this library does not do; `vllm_...` are refused besides."""
-    return sorted(_ABSENT)
 
 
 def own_options(options: Mapping[str, Any]) -> dict[str, Any]:

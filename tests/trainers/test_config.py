@@ -16,10 +16,9 @@ from helpers.toy import ToySuite
 
 from turncredit.credit import get_credit, list_credits, register_credit, registry
 from turncredit.rollout import SamplingConfig
-from turncredit.trainers import EnvironmentConfig, GRPOConfig, GRPOTrainer, Method, Teacher
+from turncredit.trainers import EnvironmentConfig, GRPOConfig, GRPOTrainer, Method, Teacher, trl
 from turncredit.trainers.config import _RULES, GROUPS
 from turncredit.trainers.methods.tryout import made_up_inputs, try_options
-from turncredit.trainers.trl import absent_names
 
 NUMBERS = [name for name, rule in _RULES.items() if rule.kind in ("int", "float")]
 TEXTS = [name for name, rule in _RULES.items() if rule.kind == "str"]
@@ -245,7 +244,7 @@ def test_the_page_of_trls_names_says_what_is_accepted():
     defaults = GRPOConfig().to_dict() | {"scale_rewards": True}
     for name in names_of("The same") | names_of("The same name, and a difference"):
         assert getattr(GRPOConfig(**{name: defaults[name]}), name) == defaults[name], name
-    assert names_of("Not here") == set(absent_names())
+    assert names_of("Not here") == set(trl._ABSENT)
 
 
 def test_trls_values_have_their_meaning_here():
