@@ -340,6 +340,8 @@ def _credit_options(value: Any) -> Mapping[str, Any]:
         raise TypeError(
             f'GRPOConfig: credit_options must map option names to values, got {value!r}; write {{"gamma": 0.95}}'
         )
+    if isinstance(value.get("scale_rewards"), str):  # "none" would be true
+        return {**value, "scale_rewards": trl.scales_rewards(value["scale_rewards"])}
     return value
 
 

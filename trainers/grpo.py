@@ -115,6 +115,11 @@ class GRPOTrainer:
         self.callbacks = check_callbacks(callbacks)
         self.progress = progress
         other = {} if teacher_model is None else {"teacher": teacher_model}
+        if other.keys() & config.credit_options.keys():
+            raise ValueError(
+                f"GRPOTrainer: teacher_model must be left out where credit_options name a teacher, got both, "
+                f"{config.credit_options['teacher']!r} there; keep one"
+            )
         self.method = get_method(config.credit, **{**config.credit_options, **other})
         try_options(self.method.credit_method, config.num_generations)
         self.terms = objective(config, self.method.terms, self.method.policy_weight)

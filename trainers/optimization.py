@@ -263,7 +263,7 @@ def _reduce_metrics(
     if any(term.auxiliary for term in terms):
         metrics["auxiliary_loss"] = math.fsum(metrics[f"{term.name}_loss"] for term in terms if term.auxiliary)
     metrics["num_tokens"] = weights.tokens
-    return metrics | {name.replace("_loss", "_denominator"): value for name, value in denominators.items()}
+    return metrics | {name.removesuffix("_loss") + "_denominator": value for name, value in denominators.items()}
 
 
 def learning_rate(step: int, config: GRPOConfig) -> float:

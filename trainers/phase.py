@@ -10,6 +10,7 @@ from torch import Tensor
 from ..credit import Credit, CreditInputs
 from ..credit.signals import list_signals
 from .batch import TurnBatch
+from .methods.checks import check_signal
 from .methods.method import Method
 from .methods.penalty import penalised
 from .methods.run import Run
@@ -52,7 +53,8 @@ class CreditPhase:
         if self.recompute:
             self._rescore(batch)
         if method.prepare is not None:
-            run.give("prepare", method.prepare(batch, run) or {}, method.gives)
+            made = method.prepare(batch, run)  # what it leaves out has to stand in the credit's details
+            run.give("prepare", {} if made is None else made, (), method.gives)
         for name in sorted(method.needs | self.reads):
             if name not in method.gives:
                 run.signal(name)
@@ -104,14 +106,16 @@ class CreditPhase:
         """A signal for the loss: of a provider or `prepare`, else out of the credit's details."""
         if self.run.signals.get(name) is not None:
             return self.run.signals[name]
-        if credit is None:
-            return torch.zeros(self.run.student_logprobs.shape)
-        if name not in credit.details:
+        batch, details = self.run.batch, {} if credit is None else credit.details
+        if not batch.turns:
+            return torch.zeros(batch.response_mask.shape)
+        if name not in details:
             raise ValueError(
                 f"{self.method.name}: details of the credit must hold {name!r}, which a term of the loss reads, got "
-                f"{sorted(credit.details)}; name there what the method gives"
+                f"{sorted(details)}; name there, or let prepare return, what the method gives"
             )
-        return credit.details[name].float()
+        check_signal(f"{self.method.name}: details of the credit", name, details[name], batch)
+        return details[name].float()
 
     def _inputs(self, batch: TurnBatch) -> CreditInputs:
         known, own = list_signals(), {field.name for field in fields(CreditInputs)}

@@ -254,6 +254,7 @@ def test_trls_values_have_their_meaning_here():
     assert config == GRPOConfig(loss_type="seq-mean-token-sum-norm", credit_options={"scale_rewards": False})
     assert GRPOConfig(loss_type="grpo").loss_type == "seq-mean-token-mean"
     assert GRPOConfig(loss_type="dapo").loss_type == "token-mean"
+    assert GRPOConfig(credit_options={"scale_rewards": "none"}).credit_options == {"scale_rewards": False}
     assert GRPOConfig(scale_rewards="group", credit_options={"eps": 0.1}).credit_options == {
         "eps": 0.1,
         "scale_rewards": True,

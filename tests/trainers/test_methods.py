@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +21,7 @@ from turncredit.credit import Credit, grpo, register_credit, registry, signals
 from turncredit.trainers import (
     GRPOConfig,
     GRPOTrainer,
+    LossTerm,
     Method,
     Teacher,
     get_method,
@@ -32,6 +34,11 @@ from turncredit.trainers.methods import contexts, list_providers, providers
 from turncredit.trainers.methods import registry as methods
 
 TASKS = SUITE.tasks("train")[:4]
+
+
+def named(name, method):
+    methods._METHODS.pop(name, None)
+    register_method(name)(lambda: method)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +59,10 @@ def test_every_name_resolves_with_all_its_options():
         method = get_method(name)
         assert method.name == name
         assert {"student_context", "invalid_penalty"} <= set(method.options)
-        assert set(methods.EVERY_METHOD) <= set(method.options) or not method.reads_teacher
+        assert {"teacher", "teacher_context"} <= set(method.options) or not method.reads_teacher
+        assert ("refresh_every" in method.options) == (method.reads_teacher and method.teacher.weights == "stale")
+        again = get_method(name, **method.options)
+        assert (again.options, again.described()) == (method.options, method.described())
     assert get_method("align_opsd_alfworld_3b").options["action_filter"] is True
     assert get_method("align_opsd_alfworld_7b").options["action_filter"] is False
 
@@ -85,6 +95,9 @@ def test_an_unknown_option_of_factory_credit_provider_or_any_method_is_named(nam
         ("agent_opsd", {"teacher_context": 3}, "context must be a name, a function or None, got 3"),
         ("agent_opsd", {"student_context": 3}, "student_context must be a name or None, got 3"),
         ("grpo", {"teacher": "ema"}, "teacher must be left out for grpo, got 'ema': it reads no teacher"),
+        ("agent_opsd", {"refresh_every": 3}, r"refresh_every must be left out where .* agent_opsd is current, got 3"),
+        ("step_opsd", {"ema_rate": 0.3}, r"ema_rate must be left out where the teacher of step_opsd is stale, got 0.3"),
+        ("sdar", {"student_context": "privileged"}, "student_context of sdar must not be what its teacher reads"),
     ],
 )
 def test_a_bad_value_is_named_before_anything_is_played(name, options, message):
@@ -125,6 +138,40 @@ def test_what_is_built_on_a_credit_function_has_what_goes_with_it():
     assert get_method("my_steps").credit.options["lam"] == 0.3
     assert get_method("my_steps", teacher_context="privileged").teacher.context == "privileged"
     assert get_method("steps_2").teacher == Teacher()
+
+
+def test_a_factory_keeps_its_options_unless_it_passes_them_on():
+    pull = LossTerm("pull", function=lambda batch: -batch.logprobs)
+
+    @register_method("keeps")
+    def keeps(*, lam: float = 0.1) -> Method:
+        return Method("agent_opsd", (replace(pull, coef=lam),))
+
+    @register_method("halves")
+    def halves(*, lam: float = 0.1) -> Method:
+        return Method("agent_opsd", options={"lam": lam / 2})
+
+    for options, lam in (({}, 0.1), ({"lam": 0.3}, 0.3)):
+        method = get_method("keeps", **options)
+        assert (method.options["lam"], method.terms[0].coef, method.credit.options["lam"]) == (lam, lam, 0.5)
+        assert get_method("halves", **options).credit.options["lam"] == lam / 2
+
+
+def test_what_would_have_no_effect_in_a_method_is_named():
+    pull = LossTerm("pull", reads=("successes",), function=lambda batch: -batch.logprobs)
+    signals.register_signal("by_rollout", axes="N")
+    for method, message in (
+        (Method("grpo", options={"scal_rewards": False}), r"got 'scal_rewards'; did you mean 'scale_rewards'"),
+        (Method("agent_opsd", teacher=Teacher("stael")), "teacher must be one of .* did you mean 'stale'"),
+        (Method("grpo", teacher=Teacher("ema")), "teacher of mine must be read by something"),
+        (Method("grpo", (replace(pull, reads=("by_rollout",)),)), "a term must read signals per turn or token"),
+    ):
+        named("mine", method)
+        with pytest.raises((TypeError, ValueError), match=message):
+            get_method("mine")
+    register_method("terms_alone")(lambda: Method(None, (replace(pull, reads=()),)))
+    with pytest.raises(ValueError, match="invalid_penalty must be left out for terms_alone"):
+        get_method("terms_alone", invalid_penalty=0.5)
 
 
 class Unsaved:
@@ -204,8 +251,6 @@ def test_the_student_reads_the_skills_and_the_teacher_the_hint(tmp_path):
     ],
 )
 def test_what_a_provider_returns_is_checked_where_it_returns(tmp_path, made, message):
-    from turncredit.trainers import LossTerm
-
     provides("mood")(lambda batch, run: made)
     term = LossTerm("mood", reads=("mood",), function=lambda batch: batch.signals["mood"] * batch.logprobs)
     register_method("mine")(lambda: Method("grpo", (term,)))
@@ -222,6 +267,98 @@ def test_what_prepare_returns_is_checked_against_what_it_announced(tmp_path):
         pytest.raises(TypeError, match=r"mine: prepare must return a mapping of \['b'\], got \['a'\]"),
     ):
         run.phase(batch, 0)
+
+
+def test_prepare_gives_some_signals_and_the_details_of_credit_others(tmp_path):
+    weight = torch.ones((), requires_grad=True)
+
+    @register_credit("detailed")
+    def detailed(inputs, *, broken: bool = False) -> Credit:
+        returns = inputs.rewards[inputs.trajectory_ids] / (0.0 if broken else 1.0)
+        return replace(grpo(inputs), details={"returns": returns})
+
+    def prepare(batch, run):
+        return {"bonus": weight * torch.full((len(batch.turns),), 2.0)}
+
+    term = LossTerm("pull", reads=("bonus", "returns"), function=lambda batch: batch.logprobs * batch.signals["bonus"])
+    register_method("mine")(lambda: Method("detailed", (term,), prepare=prepare, gives=("bonus", "returns")))
+    batch = make_batch(usable(play(tiny_model(), TASKS, 0)))
+    with trainer(tmp_path, credit="mine") as run:
+        rows = run.phase(batch, 0).rows
+        empty = run.phase(make_batch([]), 1).rows
+    returns = torch.tensor([batch.trajectories[i].reward for i in batch.trajectory_ids])
+    assert torch.equal(rows.signals["returns"], returns)
+    assert torch.equal(rows.signals["bonus"], torch.full((len(batch.turns),), 2.0))
+    assert not rows.signals["bonus"].requires_grad
+    assert all(len(value) == 0 for value in empty.signals.values())
+    for method, message in (
+        (Method("detailed", (term,), gives=("bonus", "returns")), "details of the credit must hold 'bonus'"),
+        (replace(get_method("mine"), options={"broken": True}), "details of the credit must give 'returns' as finite"),
+        (
+            Method("grpo", prepare=lambda batch, run: torch.ones(3)),
+            r"prepare must return a mapping of \[\], got Tensor",
+        ),
+        (Method("grpo", prepare=lambda batch, run: {"turn_rewards": returns}, gives=("turn_rewards",)), None),
+    ):
+        named("other", method)
+        with trainer(tmp_path / "b", credit="other") as run:
+            if message is None:
+                assert torch.equal(run.phase(batch, 0).inputs.turn_rewards, returns)
+            else:
+                with pytest.raises((TypeError, ValueError), match=message):
+                    run.phase(batch, 0)
+
+
+def test_the_policy_is_not_asked_while_the_teachers_weights_are_in_its_place(tmp_path):
+    options = {"teacher": "ema", "ema_rate": 0.5}
+    batch = make_batch(usable(play(tiny_model(), TASKS, 0)))
+    with trainer(tmp_path, credit="agent_opsd", credit_options=options) as run:
+        run.phase(batch, 0)
+        door, rows = run.run, (batch.prompts, batch.responses)
+        calls = (
+            lambda: door.score(*rows),
+            lambda: door.own_scores(),
+            lambda: door.rollout([]),
+            lambda: door.sample(batch.prompts[:1], [(1,)]),
+        )
+        with door.weights("teacher"):
+            door.score(*rows, weights="teacher")
+            for call in calls:
+                with pytest.raises(ValueError, match="the policy must not be asked while others' weights"):
+                    call()
+        assert all(call() is not None for call in calls)
+        with pytest.raises(ValueError, match=r"weights must be .* got 'reference'"):
+            door.sample(batch.prompts[:1], [(1,)], weights="reference")
+
+
+@pytest.mark.parametrize("name", ["values", "a.b", "", 3])
+def test_a_module_whose_name_torch_does_not_take_is_named(tmp_path, name):
+    register_method("mine")(lambda: Method("grpo", modules=lambda size: {name: torch.nn.Linear(size, 1)}))
+    with pytest.raises(ValueError, match=f"mine: modules must have names that are identifiers .*got {name!r}; rename"):
+        trainer(tmp_path, credit="mine")
+
+
+def test_the_context_that_prepare_asks_for_is_checked_at_the_start(tmp_path):
+    register_method("mine")(lambda: Method("grpo", prepare=lambda *_: None, teacher=Teacher(context="hnit")))
+    register_method("unsaid")(lambda: Method("grpo", prepare=lambda batch, run: run.teacher_prompts() and None))
+    with pytest.raises(ValueError, match=r"must be a context of the suite 'toy'.*got 'hnit'; did you mean 'hint'"):
+        trainer(tmp_path, Named(num_tasks=8), credit="mine")
+    with trainer(tmp_path, credit="unsaid") as run, pytest.raises(ValueError, match="unsaid: teacher must be named"):
+        run.phase(make_batch([]), 0)
+
+
+def test_a_teacher_is_named_once(tmp_path):
+    settings = config(tmp_path, credit="agent_opsd", credit_options={"teacher": "ema"})
+    with pytest.raises(ValueError, match="teacher_model must be left out where credit_options name a teacher"):
+        GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, settings, teacher_model=tiny_model(7))
+
+
+def test_a_term_that_reads_the_reference_of_a_run_without_one_is_refused_before_the_first_rollout(tmp_path):
+    term = LossTerm("pull", reads=("ref_logprobs",), function=lambda batch: -batch.logprobs)
+    register_method("mine")(lambda: Method("grpo", (term,)))
+    with trainer(tmp_path, credit="mine", beta=0.0) as run, pytest.raises(ValueError, match="set beta above 0"):
+        run.train()
+    assert run.collector.stats.generation_seconds == 0
 
 
 def test_entropies_come_in_one_pass_with_the_logprobs_that_are_scored_again(tmp_path):

@@ -120,6 +120,17 @@ def test_the_logged_losses_add_up_to_the_loss():
     assert metrics["kl_loss"] > 0 > metrics["entropy_loss"]
 
 
+def test_the_denominator_of_a_loss_is_called_after_its_term():
+    terms = [LossTerm(name, rows="all", function=lambda batch: -batch.logprobs) for name in ("hinge_loss", "a_loss_b")]
+    metrics = accumulate(make_rows()[0], terms)
+    for name in ("hinge_loss", "a_loss_b"):
+        assert metrics[f"{name}_denominator"] > 0
+        assert metrics[f"{name}_loss"] != 0
+    first = metrics | {"hinge_loss_loss": 4.0, "hinge_loss_denominator": 1.0}
+    second = metrics | {"hinge_loss_loss": 0.0, "hinge_loss_denominator": 3.0}
+    assert join_steps([first, second])["hinge_loss_loss"] == 1.0
+
+
 def test_the_objective_is_what_the_configuration_says():
     terms = objective(config(beta=0.2, entropy_coef=0.3, epsilon=0.1, delta=None), [Pull()], 0.0)
     assert terms == [PolicyTerm(coef=0.0, epsilon=0.1, delta=None), KLTerm(coef=0.2), EntropyTerm(coef=0.3), Pull()]

@@ -46,6 +46,11 @@ def check_signal(owner: str, name: str, value: Any, batch: TurnBatch) -> None:
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{owner} must give {name!r} as a {wanted}, got {got}; convert it")
     mask = batch.response_mask
+    if value.device != mask.device:
+        raise ValueError(
+            f"{owner} must give {name!r} on the {mask.device.type.upper()}, where batches lie, got {value.device}; "
+            "move it with .cpu()"
+        )
     shapes = {"M": (len(batch.turns),), "MT": tuple(mask.shape), "N": (len(batch.trajectories),)}
     axes = ("M", "MT") if defined is None else (defined.axes,)
     if tuple(value.shape) not in [shapes[key] for key in axes]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...rollout.contexts import context_text
 from ...rollout.types import Trajectory
 from ..batch import TurnBatch
-from .method import Method, Teacher, TextsOf
+from .method import Method, TextsOf
 
 if TYPE_CHECKING:
     from .run import Run
@@ -71,9 +71,15 @@ def teacher_texts(method: Method, batch: TurnBatch, run: Run) -> list[str | None
     """One text or None per row, from the method's context.
 
     Raises:
-        TypeError, ValueError: a function of the method's returned something else.
+        TypeError, ValueError: a function of the method's returned something else, or `prepare` asks where the method
+            names no teacher, whose context nothing checked at the start.
     """
-    context = (method.teacher or Teacher()).context
+    if method.teacher is None:
+        raise ValueError(
+            f"{method.name}: teacher must be named by a method whose prepare asks what it reads, got None; write "
+            'Method(teacher=Teacher(context="privileged"))'
+        )
+    context = method.teacher.context
     if context is None:
         return [None] * len(batch.turns)
     if isinstance(context, str) and context not in CONTEXTS:

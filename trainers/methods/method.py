@@ -139,7 +139,8 @@ class Method:
     def contexts(self) -> dict[str, str]:
         """Who of this method reads which context of the suite."""
         found = {} if self.student_context is None else {"student": self.student_context}
-        if self.reads_teacher and self.teacher is not None and isinstance(self.teacher.context, str):
+        asks = self.reads_teacher or self.prepare is not None
+        if asks and self.teacher is not None and isinstance(self.teacher.context, str):
             found["teacher"] = self.teacher.context
         return found
 

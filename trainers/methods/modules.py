@@ -22,7 +22,7 @@ def make_modules(
 
     Raises:
         TypeError: something else than modules by name.
-        ValueError: a provider or a term reads a module that is not among them.
+        ValueError: a name that torch does not take, or a provider or a term reads a module that is not among them.
     """
     made: Mapping[str, nn.Module] = {}
     if method.modules is not None:
@@ -31,6 +31,12 @@ def make_modules(
             made = method.modules(text_config(model).hidden_size)
     if not isinstance(made, Mapping) or not all(isinstance(module, nn.Module) for module in made.values()):
         raise TypeError(f'{method.name}: modules must give modules by name, got {made!r}; return {{"value": ...}}')
+    for name in made:
+        if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.ModuleDict, name):
+            raise ValueError(
+                f"{method.name}: modules must have names that are identifiers and no attributes of nn.ModuleDict, got "
+                f"{name!r}; rename it"
+            )
     check_terms(terms, modules=made)
     for provider in method.providers:
         for name in provider.own.get("modules", ()):

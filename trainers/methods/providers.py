@@ -65,8 +65,8 @@ def provides(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: ``function(batch, run, *, option=default)`` makes the signal `name` for whatever method reads it.
 
-    Every process calls it, also with an empty batch. An option takes the value of the method's option of that name, and
-    without one the value of the credit function's.
+    Every process calls it, also with an empty batch. An option takes the value that is given to the method, or that its
+    factory passes on in ``Method(options=..)``, and without one that of the credit function.
 
     Args:
         name: the signal; see `turncredit.credit.register_signal` for one of your own.
@@ -185,7 +185,12 @@ def values(batch: TurnBatch, run: Run) -> Tensor:
     return value.flatten(1)[:, 0] if len(value) else torch.zeros(0)
 
 
-@provides("ref_logprobs")
+def _needs_reference(run: Run) -> None:
+    with run.weights("reference"):
+        pass
+
+
+@provides("ref_logprobs", start=_needs_reference)
 def ref_logprobs(batch: TurnBatch, run: Run) -> Tensor:
     """``[M, T]`` float32: the sampled tokens under the frozen reference, nats."""
     return run.score(batch.prompts, batch.responses, weights="reference").logprobs

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...credit import CreditMethod, get_credit, list_credits
 from ...credit.checks import suggest
+from ...credit.signals import get_signal, list_signals
 from .method import LAGGING, Method, Teacher
 from .providers import Provider, find_provider, keyword_defaults, plan_providers
 
@@ -20,6 +21,7 @@ _TEACHER = {
     "refresh_every": "refresh_every",
     "ema_rate": "ema_rate",
 }
+_ONLY_OF = {"refresh_every": "stale", "ema_rate": "ema"}
 EVERY_METHOD = (*_TEACHER, "student_context", "invalid_penalty")
 """Options that every method has."""
 FACTS = ("turn_rewards", "valid_actions")
@@ -93,9 +95,11 @@ def get_method(name: str, **options: Any) -> Method:
             f"get_method: {name} must return a Method, got {type(method).__name__}; return Method(credit, ...)"
         )
     credit = get_credit(method.credit) if isinstance(method.credit, str) else method.credit
+    teaches = method.teacher is not None
     method = _completed(method, credit)
     own_penalty = {} if method.invalid_penalty is None else {"invalid_penalty": method.invalid_penalty}
-    values = {**own_penalty, **method.options, **options}
+    beside = {key: value for key, value in options.items() if key not in entry.defaults}
+    values = {**own_penalty, **method.options, **beside}  # the factory passes its own on, or keeps them to itself
     if credit is not None:
         fixed = {} if isinstance(method.credit, str) else credit.options
         credit = get_credit(credit.name, **{**fixed, **{k: v for k, v in values.items() if k in credit.options}})
@@ -110,12 +114,19 @@ def get_method(name: str, **options: Any) -> Method:
             )
     of_credit = {} if credit is None else credit.options
     of_providers = {key for provider in (*providers, *_spared(credit)) for key in provider.defaults}
-    _refuse_unknown(name, options, {*entry.defaults, *EVERY_METHOD, *of_credit, *of_providers})
+    beyond = {*EVERY_METHOD, *of_credit, *of_providers}
+    _refuse_unknown(name, options, {*entry.defaults, *beyond})
+    _refuse_unknown(f"{name}, in its Method(options=...),", method.options, beyond)
     shared = {**of_credit, **values}
     chosen = {key: value for provider in providers for key, value in provider.chosen(shared).items()}
     method = replace(method, name=name, credit=credit, needs=needs, providers=providers)
+    if teaches and not _asks_teacher(method) and not any(provider.teacher for provider in _spared(credit)):
+        raise ValueError(
+            f"get_method: teacher of {name} must be read by something, got {method.teacher}; let its credit or a term "
+            "read a signal of the teacher's, or leave it out"
+        )
     method = _with_universal(method, values, options)
-    everything = {**{key: values.get(key, default) for key, default in entry.defaults.items()}, **chosen}
+    everything = {**{key: options.get(key, default) for key, default in entry.defaults.items()}, **chosen}
     return replace(method, options={**everything, **_universal(method)})
 
 
@@ -139,6 +150,12 @@ def _completed(method: Method, credit: CreditMethod | None) -> Method:
 
 def _needs(method: Method, credit: CreditMethod | None) -> frozenset[str]:
     found = {name for term in method.terms for name in term.reads}
+    for name in sorted(found & set(list_signals())):
+        if get_signal(name).axes not in ("M", "MT"):
+            raise ValueError(
+                f"get_method: a term must read signals per turn or token, got {name!r}, which is neither; let prepare "
+                "give one value per turn, by another name"
+            )
     return frozenset(found | (set(credit.requires) | set(FACTS) if credit is not None else set()))
 
 
@@ -157,40 +174,65 @@ def _refuse_unknown(name: str, options: Mapping[str, Any], known: set[str]) -> N
             )
 
 
+def _asks_teacher(method: Method) -> bool:
+    return method.reads_teacher or method.prepare is not None
+
+
 def _with_universal(method: Method, values: Mapping[str, Any], given: Mapping[str, Any]) -> Method:
     asked = sorted(given.keys() & _TEACHER)
-    if asked and not (method.reads_teacher or method.prepare):
+    if asked and not _asks_teacher(method):
         raise ValueError(
             f"get_method: {asked[0]} must be left out for {method.name}, got {given[asked[0]]!r}: it reads no teacher; "
             "choose a method that does"
         )
-    if isinstance(values.get("teacher"), str):
-        _check_teacher(values["teacher"])
     changed = {field: values[option] for option, field in _TEACHER.items() if option in values}
-    teacher = replace(method.teacher or Teacher(), **changed)
+    context = values.get("student_context", method.student_context)
+    teacher = method.teacher
+    if changed or method.reads_teacher:
+        teacher = replace(teacher or Teacher(), **changed)
+        _check_teacher(method.name, teacher, context, given)
+    if method.credit is None and "invalid_penalty" in given:
+        raise ValueError(
+            f"get_method: invalid_penalty must be left out for {method.name}, got {given['invalid_penalty']!r}: it has "
+            "no credit to add it to; choose a method that does"
+        )
     penalty = values.get("invalid_penalty", 0.1)
     if method.credit_method is not None and method.credit_method.adds_residual:
         penalty = method.credit_method.options["invalid_penalty"]
-    context = values.get("student_context", method.student_context)
     return replace(method, teacher=teacher, student_context=context, invalid_penalty=penalty)
 
 
-def _check_teacher(weights: str) -> None:
-    """Raise unless it is a kind of teacher or may be a model's name."""
-    choices = ("current", *LAGGING)
-    if weights in choices or "/" in weights or os.path.isdir(weights):
-        return
-    raise ValueError(
-        f"get_method: teacher must be one of {choices}, or a model's name or folder, got {weights!r}; "
-        + suggest(weights, choices, "write a folder with its path")
-    )
+def _check_teacher(name: str, teacher: Teacher, student_context: str | None, given: Mapping[str, Any]) -> None:
+    """Raise unless its weights are a kind, a model or may be a model's name, and every option makes a difference."""
+    weights, choices = teacher.weights, ("current", *LAGGING)
+    if isinstance(weights, str) and not (weights in choices or "/" in weights or os.path.isdir(weights)):
+        raise ValueError(
+            f"get_method: teacher must be one of {choices}, or a model's name or folder, got {weights!r}; "
+            + suggest(weights, choices, "write a folder with its path")
+        )
+    for option, kind in _ONLY_OF.items():
+        if option in given and weights != kind:
+            got = weights if isinstance(weights, str) else type(weights).__name__
+            raise ValueError(
+                f"get_method: {option} must be left out where the teacher of {name} is {got}, got {given[option]!r}; "
+                f'it belongs to teacher="{kind}"'
+            )
+    if weights == "current" and student_context is not None and teacher.context == student_context:
+        raise ValueError(
+            f"get_method: student_context of {name} must not be what its teacher reads, got {student_context!r} for "
+            "both; the teacher would be the student: name another context for one of them, or give the teacher other "
+            "weights"
+        )
 
 
 def _universal(method: Method) -> dict[str, Any]:
     teacher = method.teacher or Teacher()
-    shown = {"student_context": method.student_context, "invalid_penalty": method.invalid_penalty}
-    if method.reads_teacher or method.prepare:
-        shown |= {option: getattr(teacher, field) for option, field in _TEACHER.items()}
+    shown: dict[str, Any] = {"student_context": method.student_context}
+    if method.credit is not None:
+        shown["invalid_penalty"] = method.invalid_penalty
+    if _asks_teacher(method):
+        kinds = {option: _ONLY_OF.get(option, teacher.weights) for option in _TEACHER}
+        shown |= {option: getattr(teacher, _TEACHER[option]) for option in kinds if kinds[option] == teacher.weights}
         if not isinstance(teacher.weights, str):
             shown["teacher"] = type(teacher.weights).__name__
     return shown

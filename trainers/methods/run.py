@@ -104,7 +104,7 @@ class Run:
         """Inside, the scorer of ``"policy"``, ``"teacher"`` or ``"reference"``; lagging weights are put in place once.
 
         Raises:
-            ValueError: another name, or a run without a reference.
+            ValueError: another name, a run without a reference, or the policy inside of others' weights.
         """
         if whose not in ("policy", "teacher", "reference"):
             raise ValueError(
@@ -115,6 +115,14 @@ class Run:
             raise ValueError(
                 f'Run.weights: whose must not be "reference" in a run without one, got it from {self.method.name}; set '
                 "beta above 0"
+            )
+        snapshot = self.teacher.snapshot
+        current = snapshot is None and self.teacher.model is self.policy.model
+        lent = [part for part in (snapshot, getattr(reference, "snapshot", None)) if part is not None and part.swapped]
+        if lent and (whose == "policy" or (whose == "teacher" and current)):
+            raise ValueError(
+                f"Run.weights: the policy must not be asked while others' weights are in its place, got {whose!r} from "
+                f"{self.method.name}; ask it before or behind `with run.weights(..)`"
             )
         if whose == "teacher":
             with self.teacher.speaking():
@@ -168,7 +176,14 @@ class Run:
             seeds: one per prompt; equal seeds sample equally.
             weights: ``"policy"`` or ``"teacher"``.
             max_completion_length: tokens; None is the run's.
+
+        Raises:
+            ValueError: other weights.
         """
+        if weights not in ("policy", "teacher"):
+            raise ValueError(
+                f'Run.sample: weights must be "policy" or "teacher", got {weights!r}; the reference only scores'
+            )
         sampling = self.config.sampling
         sampling = replace(sampling, max_completion_length=max_completion_length or sampling.max_completion_length)
         with self.weights(weights), self.generation():
@@ -177,7 +192,7 @@ class Run:
 
     def rollout(self, starts: Sequence[EpisodeStart]) -> list[Trajectory]:
         """One episode from every start, under the policy, as `RolloutCollector.collect_starts` plays them."""
-        with self.generation():
+        with self.weights("policy"), self.generation():
             if not starts and self.collector.agree is None:
                 return []
             return self.collector.collect_starts(starts, seed=self.seed, step=self.step)
@@ -236,20 +251,23 @@ class Run:
             self.give(f"provider of {name}", {name: made} if len(provider.names) == 1 else made, provider.names)
         return self.signals[name]
 
-    def give(self, owner: str, made: Any, names: Sequence[str]) -> None:
-        """Take over signals that somebody made, checked.
+    def give(self, owner: str, made: Any, names: Sequence[str], others: Sequence[str] = ()) -> None:
+        """Take over signals that somebody made, checked; `others` may be among them.
 
         Raises:
-            TypeError, ValueError: they are not those that were announced, or not what a signal is.
+            TypeError, ValueError: they are not those that were announced, not what a signal is, or made already.
         """
         owner = f"{self.method.name}: {owner}"
-        if not isinstance(made, Mapping) or set(made) != set(names):
+        if not isinstance(made, Mapping) or not set(names) <= set(made) <= {*names, *others}:
             got = sorted(made) if isinstance(made, Mapping) else type(made).__name__
-            raise TypeError(f"{owner} must return a mapping of {sorted(names)}, got {got}; return those, by name")
+            wanted = sorted({*names, *others})
+            raise TypeError(f"{owner} must return a mapping of {wanted}, got {got}; return those, by name")
         for name, value in made.items():
+            if name in self.signals:
+                raise ValueError(f"{owner} must not give {name!r}, which was given before; leave it to one of them")
             if value is not None or self.batch.turns:
                 check_signal(owner, name, value, self.batch)
-        self.signals |= made
+        self.signals |= {name: value.detach() if isinstance(value, Tensor) else value for name, value in made.items()}
 
     def own_scores(self, *, entropy: bool = False, modules: Sequence[str] = ()) -> ResponseScores:
         """Scores of the sampled tokens under the student's own prompts; one pass, with all that providers announced."""
