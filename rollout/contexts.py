@@ -53,7 +53,7 @@ def _one(suite: TaskSuite, task: Task, name: str) -> str | None:
             f"context_text: name must be a context of the suite {getattr(suite, 'name', type(suite).__name__)!r}, one "
             f"of {known}, got {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see its contexts()")
         )
-    return context_answer(contexts[name], "contexts")
+    return context_answer(contexts[name], "contexts", name)
 
 
 def _contexts(suite: TaskSuite, task: Task) -> Mapping[str, str | None]:
@@ -110,12 +110,12 @@ def informed(suite: TaskSuite | None, messages: Sequence[Message], text: str | N
     Args:
         suite: the task suite, or None for the default place.
         messages: the student's chat messages.
-        text: the privileged text; None adds nothing.
+        text: the privileged text; None, or nothing but blanks, adds nothing.
 
     Raises:
         TypeError, ValueError: the text or an answer of the hook is no text, or there is no user message.
     """
-    if text is None:
+    if text is None or (isinstance(text, str) and not text.strip()):
         return list(messages)
     hook = getattr(suite, "with_context", None)
     if hook is None:

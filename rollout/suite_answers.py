@@ -57,10 +57,11 @@ def _message(message: Any, member: str) -> Message:
     return dict(message)
 
 
-def context_answer(answer: Any, member: str = "privileged_context") -> str | None:
-    """An answer of ``privileged_context``, or one text of ``contexts``."""
-    demand(answer is None or isinstance(answer, str), member, "the result must be a str or None", answer)
-    return answer
+def context_answer(answer: Any, member: str = "privileged_context", name: str = "") -> str | None:
+    """An answer of ``privileged_context``, or the text `name` of ``contexts``; None where it says nothing."""
+    what = repr(name) if name else "the result"
+    demand(answer is None or isinstance(answer, str), member, f"{what} must be a str or None", answer)
+    return answer if answer and not answer.isspace() else None
 
 
 def contexts_answer(answer: Any) -> Mapping[str, str | None]:

@@ -203,7 +203,7 @@ def _contexts(suite: TaskSuite, task: Task, checks: _Checks) -> None:
     named = getattr(suite, "contexts", None)
     if callable(named):
         readers["contexts"] = lambda: {
-            name: context_answer(text, "contexts") for name, text in contexts_answer(named(task)).items()
+            name: context_answer(text, "contexts", name) for name, text in contexts_answer(named(task)).items()
         }
     for member, read in readers.items():
         first, again = checks.of(member, read), checks.of(member, read)
