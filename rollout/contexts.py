@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..envs import Task, TaskSuite
 from ..envs.results import shown
 from .prompts import with_privileged_context
-from .suite_answers import context_answer, contexts_answer, messages_answer
+from .suite_answers import WrongAnswer, context_answer, contexts_answer, messages_answer
 from .types import Message
 
 
@@ -106,6 +106,7 @@ def informed(suite: TaskSuite | None, messages: Sequence[Message], text: str | N
 
     The optional member ``with_context(messages, text) -> messages`` of a suite says where; without it the text stands
     ahead of the first user message's own (`turncredit.rollout.with_privileged_context`). `messages` stay as they are.
+    A hook that leaves the text out is refused: the teacher would be the student.
 
     Args:
         suite: the task suite, or None for the default place.
@@ -120,4 +121,7 @@ def informed(suite: TaskSuite | None, messages: Sequence[Message], text: str | N
     hook = getattr(suite, "with_context", None)
     if hook is None:
         return with_privileged_context(messages, text)
-    return messages_answer(hook(copy.deepcopy(list(messages)), text), "with_context")
+    answer = messages_answer(hook(copy.deepcopy(list(messages)), text), "with_context")
+    if answer == list(messages):
+        raise WrongAnswer(f"with_context: the result must hold the text {shown(text)}, got the messages as they were")
+    return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,8 @@ def parsed_answer(answer: Any, response: str) -> ParsedResponse:
 
 
 def _is_span(span: Any, length: int) -> bool:
-    start, end = span
-    return 0 <= start <= end <= length
+    pair = isinstance(span, Sequence) and len(span) == 2 and all(isinstance(end, numbers.Integral) for end in span)
+    return pair and 0 <= span[0] <= span[1] <= length
 
 
 def messages_answer(answer: Any, member: str = "messages") -> list[Message]:
@@ -68,5 +69,6 @@ def contexts_answer(answer: Any) -> Mapping[str, str | None]:
     """An answer of ``contexts``: names of texts. The texts are not read: making one may cost something."""
     demand(isinstance(answer, Mapping), "contexts", "the result must be a mapping from names to texts", answer)
     for name in answer:
-        demand(isinstance(name, str), "contexts", "a name must be a str", name)
+        own = isinstance(name, str) and "+" not in name and name != "privileged"
+        demand(own, "contexts", 'a name must be a str without "+", and not "privileged"', name)
     return answer
