@@ -123,6 +123,7 @@ def describe_run(trainer: GRPOTrainer) -> dict[str, dict[str, Any]]:
         "dtype": str(next(trainer.model.parameters()).dtype),
         "mixed_precision": str(trainer.accelerator.mixed_precision),
         "zero_stage": zero_stage(trainer.accelerator),
+        "teacher_weights": trainer.teacher.digest,
     }
     return {"suite": describe_suite(trainer.suite), "setup": setup, "method": plain(trainer.method.described())}
 
