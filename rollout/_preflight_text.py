@@ -8,14 +8,17 @@ from typing import Any
 from ..envs import EnvFailure, Observation, Task, TaskSuite
 from ._preflight_report import OK, REFUSED, SKIPPED, WARNING, Check, attempt
 from .chat import Chat, shortest_chat
+from .contexts import informed
 from .control_tokens import CUT
 from .limits import embedding_rows, model_positions
 from .sampling import SamplingConfig
 from .stops import end_of_turn, named_stop_ids, stop_token_ids
-from .suite_calls import turn_messages
+from .suite_calls import asked, turn_messages
 from .types import Message
 
 _USER = "qvz user text 90125"
+_HINT = "qvz hint text 90126"
+_HOOK_FIX = "correct the suite's with_context()"
 ID_CHECKS = ("pad id", "end-of-sequence id", "vocabulary", "prompt ids")
 """Checks whose refusal means that a forward pass would read beyond the embedding."""
 TEMPLATE_FIX = "set a chat template that takes the suite's roles and renders contents that are strings"
@@ -163,7 +166,23 @@ def check_task(
     if outside:
         fix = "call model.resize_token_embeddings(len(tokenizer))"
         checks.append(Check("prompt ids", REFUSED, f"{outside[:5]} in a prompt", f"below {rows}", fix))
+    if hasattr(suite, "with_context"):
+        name = "context in the prompt"
+        checks.append(attempt(name, lambda: _context_check(name, tokenizer, suite, messages, kwargs), _HOOK_FIX))
     return checks
+
+
+def _context_check(
+    name: str, tokenizer: Any, suite: TaskSuite, messages: Sequence[Message], kwargs: Mapping[str, Any]
+) -> Check:
+    """Whether a text that the suite's hook is given reaches the prompt."""
+    told = asked("with_context", lambda: informed(suite, messages, _HINT))
+    if isinstance(told, EnvFailure):  # a hook may read more out of a text than a made-up one holds
+        raised = " raised " in told.message
+        return Check(name, SKIPPED if raised else REFUSED, told.message, "messages with the text", _HOOK_FIX)
+    shown = "".join(_HINT.split()) in "".join(rendered_text(tokenizer, told, kwargs).split())
+    got = "the text of a context" if shown else "a prompt without the text"
+    return Check(name, OK if shown else REFUSED, got, "in the rendered prompt", _HOOK_FIX * (not shown))
 
 
 def unknown_share(tokenizer: Any, prompts: Sequence[Sequence[int]]) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..envs import Task, TaskSuite
 from ..envs.results import shown
 from .prompts import with_privileged_context
-from .suite_answers import context_answer, contexts_answer, messages_answer, named_text
+from .suite_answers import WrongAnswer, context_answer, contexts_answer, messages_answer
 from .types import Message
 
 
@@ -53,7 +53,7 @@ def _one(suite: TaskSuite, task: Task, name: str) -> str | None:
             f"context_text: name must be a context of the suite {getattr(suite, 'name', type(suite).__name__)!r}, one "
             f"of {known}, got {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see its contexts()")
         )
-    return named_text(contexts, name)
+    return context_answer(contexts[name], "contexts", name)
 
 
 def _contexts(suite: TaskSuite, task: Task) -> Mapping[str, str | None]:
@@ -106,18 +106,22 @@ def informed(suite: TaskSuite | None, messages: Sequence[Message], text: str | N
 
     The optional member ``with_context(messages, text) -> messages`` of a suite says where; without it the text stands
     ahead of the first user message's own (`turncredit.rollout.with_privileged_context`). `messages` stay as they are.
+    A hook that leaves the text out is refused: the teacher would be the student.
 
     Args:
         suite: the task suite, or None for the default place.
         messages: the student's chat messages.
-        text: the privileged text; None adds nothing.
+        text: the privileged text; None, or nothing but blanks, adds nothing.
 
     Raises:
         TypeError, ValueError: the text or an answer of the hook is no text, or there is no user message.
     """
-    if text is None:
+    if text is None or (isinstance(text, str) and not text.strip()):
         return list(messages)
     hook = getattr(suite, "with_context", None)
     if hook is None:
         return with_privileged_context(messages, text)
-    return messages_answer(hook(copy.deepcopy(list(messages)), text), "with_context")
+    answer = messages_answer(hook(copy.deepcopy(list(messages)), text), "with_context")
+    if answer == list(messages):
+        raise WrongAnswer(f"with_context: the result must hold the text {shown(text)}, got the messages as they were")
+    return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,8 @@ def parsed_answer(answer: Any, response: str) -> ParsedResponse:
 
 
 def _is_span(span: Any, length: int) -> bool:
-    start, end = span
-    return 0 <= start <= end <= length
+    pair = isinstance(span, Sequence) and len(span) == 2 and all(isinstance(end, numbers.Integral) for end in span)
+    return pair and 0 <= span[0] <= span[1] <= length
 
 
 def messages_answer(answer: Any, member: str = "messages") -> list[Message]:
@@ -57,22 +58,17 @@ def _message(message: Any, member: str) -> Message:
     return dict(message)
 
 
-def context_answer(answer: Any, member: str = "privileged_context") -> str | None:
-    """An answer of ``privileged_context``, or of what is named otherwise."""
-    demand(answer is None or isinstance(answer, str), member, "the result must be a str or None", answer)
-    return answer
-
-
-def named_text(contexts: Mapping[str, str | None], name: str) -> str | None:
-    """One text of an answer of ``contexts``."""
-    text = contexts[name]
-    demand(text is None or isinstance(text, str), "contexts", f"{name!r} must be a str or None", text)
-    return text
+def context_answer(answer: Any, member: str = "privileged_context", name: str = "") -> str | None:
+    """An answer of ``privileged_context``, or the text `name` of ``contexts``; None where it says nothing."""
+    what = repr(name) if name else "the result"
+    demand(answer is None or isinstance(answer, str), member, f"{what} must be a str or None", answer)
+    return answer if answer and not answer.isspace() else None
 
 
 def contexts_answer(answer: Any) -> Mapping[str, str | None]:
     """An answer of ``contexts``: names of texts. The texts are not read: making one may cost something."""
     demand(isinstance(answer, Mapping), "contexts", "the result must be a mapping from names to texts", answer)
     for name in answer:
-        demand(isinstance(name, str), "contexts", "a name must be a str", name)
+        own = isinstance(name, str) and "+" not in name and name != "privileged"
+        demand(own, "contexts", 'a name must be a str without "+", and not "privileged"', name)
     return answer

@@ -12,7 +12,7 @@ from ..envs import EnvFailure, Task, TaskSuite
 from .chat import Chat, check_chat_template
 from .contexts import informed
 from .prompts import check_tokenizer
-from .suite_answers import context_answer, contexts_answer, messages_answer, named_text
+from .suite_answers import context_answer, contexts_answer
 from .suite_calls import asked, parsed_response
 from .suite_members import REQUIRED, check_picklable, checked_factory, checked_setting, checked_tasks, suite_member
 from .suite_trial import Trial
@@ -203,7 +203,7 @@ def _contexts(suite: TaskSuite, task: Task, checks: _Checks) -> None:
     named = getattr(suite, "contexts", None)
     if callable(named):
         readers["contexts"] = lambda: {
-            name: named_text(texts, name) for texts in [contexts_answer(named(task))] for name in texts
+            name: context_answer(text, "contexts", name) for name, text in contexts_answer(named(task)).items()
         }
     for member, read in readers.items():
         first, again = checks.of(member, read), checks.of(member, read)
@@ -241,12 +241,19 @@ def _prompts(
     kwargs: Mapping[str, Any],
 ) -> None:
     """The template takes the messages, also with a context where the suite puts it."""
+
+    def taken(member: str, shown: list[Message]) -> bool:
+        try:
+            return tokenizer is None or bool(Chat(tokenizer, shown, kwargs).ids())
+        except Exception as error:
+            checks.add(f"{member}: {error}")
+            return False
+
     context = asked("privileged_context", lambda: suite.privileged_context(task))
-    text = context if isinstance(context, str) else "hint"
-    told = checks.of("with_context", lambda: messages_answer(informed(suite, messages, text)))
-    for member, shown in (("messages", messages), ("with_context", told)):
-        if tokenizer is not None and shown is not None:
-            try:
-                Chat(tokenizer, shown, kwargs).ids()
-            except Exception as error:
-                checks.add(f"{member}: {error}")
+    hooked = hasattr(suite, "with_context")
+    if not taken("messages", messages) or (context is None and not hooked):
+        return
+    member, text = "with_context" if hooked else "messages", context if isinstance(context, str) else "hint"
+    told = checks.of(member, lambda: informed(suite, messages, text))
+    if told is not None:
+        taken(member, told)

@@ -4,8 +4,10 @@ import importlib.util
 import json
 import runpy
 import sys
+import textwrap
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from helpers.toy import ToySuite
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turncredit.rollout import SamplingConfig
-from turncredit.trainers import GRPOConfig, GRPOTrainer, launch
+from turncredit.trainers import GRPOConfig, GRPOTrainer, get_method, launch
+from turncredit.trainers.methods import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ["train_webshop", "train_search_qa"]
@@ -53,6 +56,31 @@ def started(monkeypatch, tmp_path):
 def has_compact_prompts(suite):
     builder = suite[1].get("build_messages") if isinstance(suite, tuple) else suite._build_messages
     return builder is not None and builder.__name__ == "compact_messages"
+
+
+@pytest.mark.parametrize("how", ["my_methods.py", "my_methods"])
+def test_methods_of_ones_own_are_imported_by_file_or_by_name(started, tmp_path, monkeypatch, how):
+    code = """
+        from turncredit.trainers import Method, register_method
+
+        @register_method("mine")
+        def mine(*, share: float = 0.5):
+            return Method("grpo", policy_weight=share)
+    """
+    (tmp_path / "my_methods.py").write_text(textwrap.dedent(code))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with mock.patch.dict(registry._METHODS), mock.patch.dict(sys.modules):
+        seen = started("train_webshop", "--import", how, "--credit", "mine", "--credit-option", "share=0.25")
+        assert get_method("mine", **seen["config"].credit_options).policy_weight == 0.25
+        with pytest.raises(SystemExit, match="did you mean 'share'"):
+            started("train_webshop", "--import", how, "--credit", "mine", "--credit-option", "shar=1")
+
+
+@pytest.mark.parametrize("missing", ["nowhere.py", "nowhere", "nowhere.at.all"])
+def test_what_cannot_be_imported_is_said(started, missing):
+    with pytest.raises(SystemExit, match=f"--import: {missing} must be a"):
+        started("train_webshop", "--import", missing)
 
 
 def of_the_papers(config, example):

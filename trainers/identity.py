@@ -124,6 +124,7 @@ def describe_run(trainer: GRPOTrainer) -> dict[str, dict[str, Any]]:
         "dtype": str(next(trainer.model.parameters()).dtype),
         "mixed_precision": str(trainer.accelerator.mixed_precision),
         "zero_stage": zero_stage(trainer.accelerator),
+        "teacher_weights": trainer.teacher.digest,
     }
     method = plain(trainer.method.described())
     if trainer.teacher.model is not trainer.policy.model:

@@ -27,7 +27,7 @@ from ..rollout.types import Turn
 from .batch import TurnBatch
 from .config import GRPOConfig
 from .distributed import zero_stage
-from .policy import Policy, prepare_reference
+from .policy import Policy, prepare_reference, weights_digest
 from .reference import check_reference, match_dtypes
 from .snapshots import TeacherSnapshot
 
@@ -49,6 +49,7 @@ class TeacherModel:
         snapshot: lagging weights that are put into the policy meanwhile, or None.
         differs: whether it says something else than the student under the student's own prompt that counts.
         sharded: whether it is a model of its own that ZeRO-3 shards.
+        digest: of the weights of a model of its own, so that a continued run notices others.
     """
 
     scorer: Any
@@ -56,6 +57,7 @@ class TeacherModel:
     snapshot: TeacherSnapshot | None = None
     differs: bool = False
     sharded: bool = False
+    digest: str | None = None
     _inside: bool = False
     _collector: RolloutCollector | None = None
 
@@ -141,9 +143,10 @@ def make_teacher(
             f"GRPOTrainer: teacher must take rows of {needed} tokens, as the run's settings allow, got a model of "
             f"{positions.limit} positions; lower max_prompt_length, or choose another teacher"
         )
+    digest = weights_digest(other)
     match_dtypes(other, policy.model)
     scorer = prepare_reference(accelerator, PolicyScorer(other.eval().requires_grad_(False)))
-    return TeacherModel(scorer, other, differs=True, sharded=zero_stage(accelerator) == 3)
+    return TeacherModel(scorer, other, differs=True, sharded=zero_stage(accelerator) == 3, digest=digest)
 
 
 def teacher_prompts(

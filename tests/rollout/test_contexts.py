@@ -115,6 +115,22 @@ def test_a_context_that_one_task_lacks_fails_that_episode_alone():
     assert green.failure.startswith("suite_error: contexts raised UnknownContext at contexts.py")
 
 
+def test_a_context_of_blanks_is_none():
+    class Blank(ToySuite):
+        def privileged_context(self, task):
+            return ""
+
+        def contexts(self, task):
+            return {"hint": " \n"}
+
+    suite = Blank()
+    assert context_text(suite, TASK, "hint") is context_text(suite, TASK, "privileged") is None
+    told = [collect(suite, context=name)[0].turns[0].prompt_ids for name in (None, "hint", "privileged")]
+    assert told[0] == told[1] == told[2]
+    messages = [{"role": "user", "content": "door"}]
+    assert informed(suite, messages, "") == messages
+
+
 @pytest.mark.parametrize("fault", ["raises", "text"])
 def test_a_hook_that_goes_wrong_fails_its_episode(fault):
     class Wrong(ToySuite):

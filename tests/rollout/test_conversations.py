@@ -216,3 +216,19 @@ def test_the_preflight_looks_at_the_same_prompts():
         "refused",
         "messages: the result must be a non-empty list of messages",
     )
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "got"),
+    [
+        (lambda messages, text: [*messages, {"role": "user", "content": text}], "ok", "the text of a context"),
+        (lambda messages, text: messages, "refused", "with_context: the result must hold the text"),
+        (lambda messages, text: [*messages, {"role": "user", "content": "hint"}], "refused", "a prompt without the"),
+        (lambda messages, text: messages[9], "skipped", "with_context raised IndexError"),
+    ],
+)
+def test_the_preflight_tries_where_the_suite_puts_a_context(told, status, got):
+    tokenizer, suite = byte_level_tokenizer(SWITCHED), ToySuite()
+    suite.with_context = told
+    check = preflight(tiny_model(vocab_size=len(tokenizer)), tokenizer, suite)["context in the prompt"]
+    assert (check.status, check.got[: len(got)]) == (status, got)

@@ -155,10 +155,18 @@ BROKEN = {
         "privileged_context must give a task the same text on every call, got 'b' and 'a'",
     ),
     "contexts": (changed(contexts=lambda task: {"hint": 3}), "contexts: 'hint' must be a str or None, got 3 (int)"),
+    "contexts name": (
+        changed(contexts=lambda task: {"skills+hint": "x"}),
+        'contexts: a name must be a str without "+", and not "privileged", got \'skills+hint\' (str)',
+    ),
     "contexts member": (changed(contexts={"hint": "x"}), "contexts must be a method, got {'hint': 'x'}"),
     "with_context": (
         changed(with_context=lambda messages, text: text),
         "with_context: the result must be a non-empty list of messages, got 'hint say red' (str)",
+    ),
+    "with_context none": (
+        changed(with_context=lambda messages, text: messages),
+        "with_context: the result must hold the text 'hint say red', got the messages as they were",
     ),
     "causal_span": (changed(causal_span="all"), 'causal_span must be "action_only" or "clean_step", got \'all\''),
     "tools": (changed(tools=[print]), "ToySuite: tools must be a list of JSON schemas"),
@@ -197,6 +205,10 @@ BROKEN = {
     "parse span": (
         changed(parse=lambda r: ParsedResponse("", "a", True, action_span=(0, 3))),
         "parse: action_span must be a range inside the response, got (0, 3)",
+    ),
+    "parse span one": (
+        changed(parse=lambda r: ParsedResponse("", "a", True, action_span=3)),
+        "parse: action_span must be a range inside the response, got 3 (int)",
     ),
     "make_env env": (changed(make_env=ToyEnv), "ToySuite.make_env must return a factory of environments, got <"),
     "make_env lambda": (
@@ -264,6 +276,12 @@ def test_a_missing_member_is_named(missing):
     assert check_suite(Partial()).faults == (
         f"Partial.{missing} must be there, got no such member; see turncredit.envs.TaskSuite",
     )
+
+
+def test_a_fault_of_messages_is_told_once_and_not_as_one_of_a_hook_that_is_not_there():
+    for answer in ([{"role": "user", "content": [{"type": "image"}]}], [{"role": "system", "content": "hello"}]):
+        report = check_suite(changed(messages=lambda *a, answer=answer: answer), tiny_tokenizer())
+        assert [fault.split()[0] for fault in report.faults] in (["messages:"], ["messages"]), str(report)
 
 
 def test_a_right_suite_passes_with_and_without_a_tokenizer_and_faults_stay_together():

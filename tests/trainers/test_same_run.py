@@ -183,3 +183,23 @@ def test_all_checkpoints_are_kept_without_a_limit(tmp_path):
     with trainer(tmp_path, ToySuite(num_tasks=8), max_steps=4, save_steps=1, save_total_limit=None) as run:
         run.train()
     assert len(list_checkpoints(tmp_path / "checkpoints")) == 4
+
+
+def test_another_teacher_is_noticed_by_its_weights(tmp_path):
+    def make(seed):
+        settings = GRPOConfig(output_dir=str(tmp_path), max_steps=1, num_tasks=2, num_generations=2, num_workers=0)
+        settings.credit, settings.max_completion_length, settings.beta, settings.num_eval_tasks = (
+            "agent_opsd",
+            4,
+            0.0,
+            1,
+        )
+        options = {"teacher_model": tiny_model(seed)}
+        return GRPOTrainer(tiny_model(), tiny_tokenizer(), ToySuite(num_tasks=8), settings, **options)
+
+    with make(5) as run:
+        run.save()
+    with make(5) as run:
+        run.resume(True)
+    with make(6) as run, pytest.raises(ValueError, match=r"setup\.teacher_weights"):
+        run.resume(True)

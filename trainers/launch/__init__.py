@@ -18,7 +18,7 @@ from transformers import set_seed
 from ...envs import TaskSuite
 from ..config import GRPOConfig
 from ..grpo import GRPOTrainer
-from .options import check_method, given_options, make_config, make_parser
+from .options import check_method, given_options, import_methods, make_config, make_parser
 from .policy import load_model, load_policy, lora_config, resolve_policy
 from .report import Report, plot_learning_curve, summarize
 
@@ -26,6 +26,7 @@ __all__ = [
     "EMBEDDED_SETTINGS",
     "check_method",
     "given_options",
+    "import_methods",
     "load_model",
     "load_policy",
     "main",
@@ -79,6 +80,7 @@ def main(
     """
     parser = make_parser() if parser is None else parser
     args = parser.parse_args()
+    import_methods(args.imports)
     folder = None if embedded is None else Path(embedded)
     output = {"output_dir": f"outputs/{name}"}
     resolve_policy(args, folder, name, given_options(args).get("output_dir", output["output_dir"]))

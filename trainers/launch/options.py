@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import importlib.util
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,14 @@ def make_parser(description: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--data", help="data folder; without it tasks are generated")
     parser.add_argument("--credit", help="method by name")
     parser.add_argument("--credit-option", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="methods of one's own, or FILE.py",
+    )
     parser.add_argument("--max-steps", type=int, help="updates")
     parser.add_argument("--output-dir", help="metrics, completions, trajectories, checkpoints, learning curve")
     parser.add_argument("--seed", type=int)
@@ -53,6 +63,33 @@ def make_parser(description: str | None = None) -> argparse.ArgumentParser:
         "--allow-changed-config", action="store_true", help="with --resume: go on although options differ"
     )
     return parser
+
+
+def import_methods(modules: Iterable[str]) -> None:
+    """Import modules, or files that end in ``.py``, so that the methods they register are there by name.
+
+    Raises:
+        SystemExit: there is no such module or file; what one raises itself is not touched.
+    """
+    for module in modules:
+        path = Path(module)
+        if path.suffix != ".py":
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                    raise  # what it imports itself
+                raise SystemExit(
+                    f"--import: {module} must be a module that Python finds; give FILE.py, or set PYTHONPATH"
+                ) from None
+            continue
+        if not path.is_file():
+            raise SystemExit(f"--import: {module} must be a file, but there is none; give its path")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # as an import would, for dataclasses and pickle
+        spec.loader.exec_module(sys.modules[path.stem])
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
