@@ -20,7 +20,6 @@ from transformers import PreTrainedTokenizerBase
 from ..envs import Task
 from .config import MOVED, GRPOConfig, flat_options
 from .distributed import zero_stage
-from .policy import weights_digest
 
 if TYPE_CHECKING:
     from .grpo import GRPOTrainer
@@ -115,7 +114,7 @@ def describe_run(trainer: GRPOTrainer) -> dict[str, dict[str, Any]]:
     Returns:
         ``suite``: its name and plain public attributes (turn limit, history, reward, ..) and the names of its prompt
         builder and parser, but no place on this machine; ``setup``: attention, precision, ZeRO stage; ``method``: its
-        credit function, terms and every option, defaults included, and a digest of another teacher's weights.
+        credit function, terms and every option, defaults included.
     """
     model_config = trainer.model.config
     text_config = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
@@ -126,10 +125,7 @@ def describe_run(trainer: GRPOTrainer) -> dict[str, dict[str, Any]]:
         "zero_stage": zero_stage(trainer.accelerator),
         "teacher_weights": trainer.teacher.digest,
     }
-    method = plain(trainer.method.described())
-    if trainer.teacher.model is not trainer.policy.model:
-        method["teacher_weights"] = weights_digest(trainer.teacher.model)
-    return {"suite": describe_suite(trainer.suite), "setup": setup, "method": method}
+    return {"suite": describe_suite(trainer.suite), "setup": setup, "method": plain(trainer.method.described())}
 
 
 def describe_suite(suite: object) -> dict[str, Any]:

@@ -374,21 +374,15 @@ def test_a_provider_of_several_is_found_by_each_and_gives_nothing_twice():
         get_method("mine")
 
 
-def test_another_teacher_and_another_weight_of_the_policy_gradient_are_noticed_on_resume(tmp_path):
-    def make(weight, seed):
-        named("mine", Method("agent_opsd", policy_weight=weight))
-        settings = config(tmp_path, credit="mine")
-        return GRPOTrainer(tiny_model(), tiny_tokenizer(), SUITE, settings, teacher_model=tiny_model(seed))
-
-    with make(1.0, 5) as run:
+def test_another_weight_of_the_policy_gradient_is_noticed_on_resume(tmp_path):
+    named("mine", Method("grpo"))
+    with trainer(tmp_path, credit="mine") as run:
         run.save()
-    for weight, seed, message in (
-        (0.5, 5, r"method\.policy_weight: 1.0 -> 0.5"),
-        (1.0, 6, r"method\.teacher_weights: "),
+    named("mine", Method("grpo", policy_weight=0.5))
+    with (
+        trainer(tmp_path, credit="mine") as run,
+        pytest.raises(ValueError, match=r"method\.policy_weight: 1.0 -> 0.5"),
     ):
-        with make(weight, seed) as run, pytest.raises(ValueError, match=message):
-            run.resume(True)
-    with make(1.0, 5) as run:
         run.resume(True)
 
 
