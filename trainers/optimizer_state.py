@@ -23,6 +23,8 @@ def collect_optimizer(accelerator: Any, scorer: Any, optimizer: Any) -> dict[str
         return {"adamw": optimizer.state_dict()}
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
+    if zero_stage(accelerator) < 3:
+        _link(scorer.optimizer)
     whole: dict[str, dict[str, torch.Tensor]] = {}
     for name, parameter in _trainable(scorer):
         values = {"fp32": safe_get_full_fp32_param(parameter)}
@@ -111,7 +113,13 @@ def _make_state(optimizer: Any) -> None:
             state["step"] = torch.zeros(())
             state |= {key: torch.zeros_like(values) for key in _MOMENTS}
     if flat is None:
-        optimizer._lazy_init_hp_params_optimizer_state()
+        _link(optimizer)
+
+
+def _link(optimizer: Any) -> None:
+    """The links from parameters to their moments; DeepSpeed makes them once, when only the first group has stepped."""
+    optimizer._hp_optimizer_states_linked = False
+    optimizer._lazy_init_hp_params_optimizer_state()
 
 
 def _trainable(scorer: Any) -> list[tuple[str, Any]]:
