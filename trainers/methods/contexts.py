@@ -9,6 +9,7 @@ from ...rollout.contexts import context_text
 from ...rollout.types import Trajectory
 from ..batch import TurnBatch
 from .method import Method, TextsOf
+from .providers import place
 
 if TYPE_CHECKING:
     from .run import Run
@@ -59,7 +60,7 @@ def register_context(name: str) -> Callable[[TextsOf], TextsOf]:
 
     def decorate(texts: TextsOf) -> TextsOf:
         old = CONTEXTS.get(name)
-        if old is not None and (old.__module__, old.__qualname__) != (texts.__module__, texts.__qualname__):
+        if old is not None and place(old) != place(texts):
             raise ValueError(f"register_context: name must be new, got {name!r}; choose another name")
         CONTEXTS[name] = texts
         return texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -80,9 +81,9 @@ def provides(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         former = _PROVIDERS.get(name)
-        if former is not None and _place(former.function) != _place(function):
+        if former is not None and place(former.function) != place(function):
             raise ValueError(
-                f"provides: name must be new, got {name!r}, which {'.'.join(_place(former.function))} makes; give the "
+                f"provides: name must be new, got {name!r}, which {'.'.join(place(former.function))} makes; give the "
                 "signal another name"
             )
         defaults = keyword_defaults("provides", name, function, skip=2)
@@ -149,7 +150,10 @@ def keyword_defaults(owner: str, name: str, function: Callable[..., Any], skip: 
     return {parameter.name: parameter.default for parameter in parameters}
 
 
-def _place(function: Callable[..., Any]) -> tuple[str, str]:
+def place(function: Callable[..., Any]) -> tuple[str, str]:
+    """Where a function stands: running a notebook's cell again makes a new one in the same place."""
+    while isinstance(function, functools.partial):
+        function = function.func
     return function.__module__, function.__qualname__
 
 

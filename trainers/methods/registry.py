@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +12,7 @@ from ...credit import CreditMethod, get_credit, list_credits
 from ...credit.checks import suggest
 from ...credit.signals import get_signal, list_signals
 from .method import LAGGING, Method, Teacher
-from .providers import Provider, find_provider, keyword_defaults, plan_providers
+from .providers import Provider, find_provider, keyword_defaults, place, plan_providers
 
 _TEACHER = {
     "teacher": "weights",
@@ -50,9 +49,9 @@ def register_method(name: str) -> Callable[[Callable[..., Method]], Callable[...
 
     def decorate(factory: Callable[..., Method]) -> Callable[..., Method]:
         old = _METHODS.get(name)
-        if old is not None and _place(old.factory) != _place(factory):
+        if old is not None and place(old.factory) != place(factory):
             raise ValueError(
-                f"register_method: name must be new, got {name!r}, which is {'.'.join(_place(old.factory))}; choose "
+                f"register_method: name must be new, got {name!r}, which is {'.'.join(place(old.factory))}; choose "
                 "another name"
             )
         _METHODS[name] = _Entry(factory, keyword_defaults("register_method", name, factory))
@@ -236,9 +235,3 @@ def _universal(method: Method) -> dict[str, Any]:
         if not isinstance(teacher.weights, str):
             shown["teacher"] = type(teacher.weights).__name__
     return shown
-
-
-def _place(function: Callable[..., Any]) -> tuple[str, str]:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function.__module__, function.__qualname__
