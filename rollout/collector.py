@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,7 @@ class RolloutCollector:
         Raises:
             ValueError: `tasks` is empty, `num_generations` is not positive, or the suite has no such context.
         """
+        tasks = list(tasks)
         if not tasks and self.agree is None:
             raise ValueError("RolloutCollector.collect: tasks must not be empty; check the split's name and the data")
         if num_generations < 1:
@@ -200,7 +201,12 @@ class RolloutCollector:
             TypeError: something else than an `EpisodeStart`.
             ValueError: two starts are alike and would draw the same responses.
         """
-        check_starts(list(starts))
+        if not isinstance(starts, Iterable):
+            raise TypeError(
+                f"RolloutCollector.collect_starts: starts must be several EpisodeStart records, got {shown(starts)}; "
+                "write [start]"
+            )
+        check_starts(starts := list(starts))
         return self._play(starts, PlaySettings(seed, step, sampling or self.sampling, progress))
 
     def _play(self, starts: Sequence[EpisodeStart], settings: PlaySettings) -> list[Trajectory]:

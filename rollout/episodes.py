@@ -51,6 +51,10 @@ class EpisodeStart:
                 raise TypeError(f"EpisodeStart: {name} must be a tuple, got {shown(value)}; write ({name},)")
             object.__setattr__(self, name, tuple(value))
         _demand(isinstance(self.task, Task), "task", "a Task", self.task, "take it from suite.tasks(split)")
+        for name in ("group_id", "rollout_index"):
+            _demand(type(getattr(self, name)) is int, name, "an int", getattr(self, name), "number them from 0")
+        seen = self.observation is None or isinstance(self.observation, Observation)
+        _demand(seen, "observation", "an Observation or None", self.observation, "write Observation(text)")
         for turn in self.prefix:
             _demand(isinstance(turn, Turn), "prefix", "recorded turns", turn, "pass trajectory.turns[:k]")
         for part in self.seed:
@@ -75,9 +79,10 @@ class EpisodeStart:
         Raises:
             ValueError: there is no such turn.
         """
-        if not 0 <= turn <= len(trajectory.turns):
+        if type(turn) is not int or not 0 <= turn <= len(trajectory.turns):
             raise ValueError(
-                f"EpisodeStart.at_turn: turn must lie in 0..{len(trajectory.turns)}, the trajectory's turns, got {turn}"
+                f"EpisodeStart.at_turn: turn must lie in 0..{len(trajectory.turns)}, the trajectory's turns, got "
+                f"{turn!r}"
             )
         fields = {
             "task": Task(trajectory.task_id, trajectory.task_type),

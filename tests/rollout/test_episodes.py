@@ -288,6 +288,12 @@ def test_bad_starts_are_named(played):
         EpisodeStart(task, max_turns=0)
     with pytest.raises(ValueError, match=r"turn must lie in 0\.\.\d, the trajectory's turns, got 9"):
         EpisodeStart.at_turn(played[0], 9)
+    with pytest.raises(ValueError, match=r"turn must lie in 0\.\.\d, the trajectory's turns, got 1\.0"):
+        EpisodeStart.at_turn(played[0], 1.0)
+    with pytest.raises(TypeError, match="EpisodeStart: group_id must be an int, got None"):
+        EpisodeStart(task, group_id=None)
+    with pytest.raises(TypeError, match="EpisodeStart: observation must be an Observation or None, got 'door'"):
+        EpisodeStart(task, observation="door")
     with pytest.raises(ValueError, match=r"Trajectory: replayed must lie in 0\.\.\d, its turns, got 9"):
         replace(played[0], replayed=9)
     with collector() as rollouts:
@@ -295,7 +301,11 @@ def test_bad_starts_are_named(played):
             rollouts.collect_starts([task])
         with pytest.raises(ValueError, match="starts must differ, got two alike for task 'red-train0'"):
             rollouts.collect_starts([EpisodeStart(task), EpisodeStart(task, group_id=1)])
+        with pytest.raises(TypeError, match="starts must be several EpisodeStart records, got EpisodeStart"):
+            rollouts.collect_starts(EpisodeStart(task))
         assert len(rollouts.collect_starts([EpisodeStart(task), EpisodeStart(task, context="hint")])) == 2
+        assert len(rollouts.collect_starts(EpisodeStart(task, context=hint) for hint in "ab")) == 2
+        assert len(rollouts.collect(task for task in TASKS[:2])) == 2
 
 
 def test_a_context_that_raises_or_is_no_text_fails_its_episode():

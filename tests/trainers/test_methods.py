@@ -222,6 +222,24 @@ def test_a_suite_without_the_context_is_no_silent_grpo(tmp_path, name, who):
     )
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, NoHint(num_tasks=8), credit=name)
+
+
+class NoFacts(ToySuite):
+    def contexts(self, task):
+        return {"hint": f"say {task.type}", "facts": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"teacher_context": "hint+facts"}, "suite must have a context 'facts' for agent_opsd, whose teacher reads it"),
+        ({"student_context": "facts"}, "suite must have a context 'facts' for agent_opsd, whose student reads it"),
+        ({"student_context": "hindsight"}, "name must be a context of the suite 'toy'.* got 'hindsight'"),
+    ],
+)
+def test_every_part_of_a_context_is_there_and_a_teachers_own_names_are_no_students(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, NoFacts(num_tasks=8), credit="agent_opsd", credit_options=options)
     trainer(tmp_path, NoHint(num_tasks=8), credit="step_opsd").close()  # hindsight is made of siblings
 
 

@@ -22,8 +22,10 @@ def check_contexts(method: Method, suite: TaskSuite, tasks: Sequence[Task]) -> N
     Raises:
         ValueError: none has, or they are the same everywhere; the method would silently train without.
     """
-    for who, name in method.contexts.items():
-        if name in CONTEXTS or any(context_text(suite, task, name) is not None for task in tasks):
+    named = [(who, part) for who, name in method.contexts.items() for part in name.split("+")]
+    for who, name in named:
+        own = who == "teacher" and method.contexts[who] in CONTEXTS
+        if own or any(context_text(suite, task, name) is not None for task in tasks):
             continue
         raise ValueError(
             f"GRPOTrainer: suite must have a context {name!r} for {method.name}, whose {who} reads it, got None for "
