@@ -23,8 +23,8 @@ def collect_optimizer(accelerator: Any, scorer: Any, optimizer: Any) -> dict[str
         return {"adamw": optimizer.state_dict()}
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    if zero_stage(accelerator) < 3:
-        _link(scorer.optimizer)
+    if _flat_groups(scorer.optimizer) is None:
+        _make_state(scorer.optimizer)
     whole: dict[str, dict[str, torch.Tensor]] = {}
     for name, parameter in _trainable(scorer):
         values = {"fp32": safe_get_full_fp32_param(parameter)}
@@ -106,20 +106,21 @@ def _other_weights(got: str) -> ValueError:
 
 def _make_state(optimizer: Any) -> None:
     """Moments of 0 where DeepSpeed has none before its first step, and the links from parameters to them."""
-    flat = getattr(optimizer, "fp32_partitioned_groups_flat", None)
+    flat = _flat_groups(optimizer)
     for values in optimizer.single_partition_of_fp32_groups if flat is None else flat:
         state = optimizer.optimizer.state[values]
         if not state:
             state["step"] = torch.zeros(())
             state |= {key: torch.zeros_like(values) for key in _MOMENTS}
     if flat is None:
-        _link(optimizer)
+        # DeepSpeed links once, behind the step of its first group, when the others have no moments yet
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def _link(optimizer: Any) -> None:
-    """The links from parameters to their moments; DeepSpeed makes them once, when only the first group has stepped."""
-    optimizer._hp_optimizer_states_linked = False
-    optimizer._lazy_init_hp_params_optimizer_state()
+def _flat_groups(optimizer: Any) -> Any:
+    """ZeRO-3's flat parts; None under the other stages."""
+    return getattr(optimizer, "fp32_partitioned_groups_flat", None)
 
 
 def _trainable(scorer: Any) -> list[tuple[str, Any]]:
