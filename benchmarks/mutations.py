@@ -109,6 +109,8 @@ def main() -> int:
     known = sorted(path.stem for path in (Path(__file__).parent / "mutation_lists").glob("[a-z]*.py"))
     area = importlib.import_module(f"mutation_lists.{words.pop(0) if words and words[0] in known else 'credit'}")
     mutations = list(chosen(area, words))
+    if not mutations:
+        raise SystemExit(f"mutations.py: words must stand in a mutation, got {words}; areas are {known}")
     lost = 0
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "copy"

@@ -70,6 +70,6 @@ MUTATIONS = (
      "rows of a micro-batch swapped", SCORING),
     ("scoring", "torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)",
      "torch.arange(len(prompt), len(prompt) + len(response)).clamp(max=width - 1)", "scores one place late", SCORING),
-    ("scoring", "packed.targets, temperature, entropy, chunks)",
-     "packed.targets, 1.0, entropy, chunks)", "scores at temperature 1", SAMPLING),
+    ("scoring", "packed.targets, temperature, entropy, chunks, *wanted)",
+     "packed.targets, 1.0, entropy, chunks, *wanted)", "scores at temperature 1", SAMPLING),
 )  # fmt: skip

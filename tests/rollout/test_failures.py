@@ -136,7 +136,7 @@ FAULTS = {
         (ParsedResponse("", "green", None), "parse: valid must be a bool, got None"),
         (ParsedResponse("", "green", True, action_span=(0, 999)), "parse: action_span must be a range inside"),
         (ParsedResponse("", "green", True, thinking_span=(5, 2)), "parse: thinking_span must be a range inside"),
-        (ParsedResponse("", "green", True, thinking_span=4), "parse raised TypeError"),
+        (ParsedResponse("", "green", True, thinking_span=4), "parse: thinking_span must be a range inside"),
     ],
     "privileged_context": [
         (RuntimeError("no hint"), "privileged_context raised RuntimeError at test_failures.py"),
