@@ -46,12 +46,16 @@ def group_relative_advantages(
         ``[N]`` advantages in the dtype of ``rewards`` (half precision gives float32).
 
     Raises:
-        TypeError: rewards are not floating point, or group_ids are not integers.
+        TypeError: scale_rewards is no flag, rewards are not floating point, or group_ids are not integers.
         ValueError: shapes differ, rewards are not finite, the scope is unknown or lacks ``turn_counts``.
 
     >>> group_relative_advantages(torch.tensor([1.0, 0.0]), torch.tensor([7, 7]), scale_rewards=False)
     tensor([ 0.5000, -0.5000])
     """
+    if scale_rewards not in (True, False):  # a text would count as True
+        raise TypeError(
+            f"group_relative_advantages: scale_rewards must be True or False, got {scale_rewards!r}; False is Dr.GRPO's"
+        )
     _check(rewards, group_ids, normalization_scope, turn_counts, eps)
     values = rewards.detach().to(wide(rewards.device))
     unique, ids = torch.unique(group_ids, return_inverse=True)

@@ -65,3 +65,9 @@ def test_advantages_of_a_group_add_up_to_nothing_whatever_the_offset() -> None:
     shifted = group_relative_advantages(rewards - 1e6, torch.zeros(4, dtype=torch.int64))
     torch.testing.assert_close(got, shifted, rtol=0, atol=1e-9)
     assert abs(float(got.sum())) < 1e-12
+
+
+@pytest.mark.parametrize("value", ["none", "group", None, 2])
+def test_scale_rewards_is_a_flag(value):
+    with pytest.raises(TypeError, match="scale_rewards must be True or False"):
+        group_relative_advantages(torch.tensor([1.0, 0.0]), torch.tensor([7, 7]), scale_rewards=value)
