@@ -12,7 +12,8 @@ EXTRAS = {
     "viz": ["matplotlib>=3.7"],
     "lora": ["peft>=0.17"],
 }
-EXTRAS["dev"] = ["pytest>=8", "hypothesis>=6.100", "nbclient", "ipykernel", "ruff>=0.6", "pyright>=1.1.390", "build"]
+EXTRAS["dev"] = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "nbclient", "ipykernel"]
+EXTRAS["dev"] += ["ruff>=0.6", "pyright>=1.1.390", "build"]
 EXTRAS["all"] = sorted(
     {requirement for extra in ("alfworld", "webshop", "search", "viz", "lora") for requirement in EXTRAS[extra]}
 )
