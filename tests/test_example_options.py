@@ -73,6 +73,7 @@ def test_methods_of_ones_own_are_imported_by_file_or_by_name(started, tmp_path, 
     with mock.patch.dict(registry._METHODS), mock.patch.dict(sys.modules):
         seen = started("train_webshop", "--import", how, "--credit", "mine", "--credit-option", "share=0.25")
         assert get_method("mine", **seen["config"].credit_options).policy_weight == 0.25
+        sys.modules.pop("my_methods")
         with pytest.raises(SystemExit, match="did you mean 'share'"):
             started("train_webshop", "--import", how, "--credit", "mine", "--credit-option", "shar=1")
 
@@ -81,6 +82,14 @@ def test_methods_of_ones_own_are_imported_by_file_or_by_name(started, tmp_path, 
 def test_what_cannot_be_imported_is_said(started, missing):
     with pytest.raises(SystemExit, match=f"--import: {missing} must be a"):
         started("train_webshop", "--import", missing)
+
+
+def test_a_file_does_not_take_the_place_of_a_module(started, tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise AssertionError('not to be run')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"--import: json\.py must not be named like a module that is loaded"):
+        started("train_webshop", "--import", "json.py")
+    assert sys.modules["json"] is json
 
 
 def of_the_papers(config, example):
@@ -99,6 +108,8 @@ def test_the_embedded_policy_keeps_its_settings_and_prompts(started, example):
         assert (config.learning_rate, config.beta, config.credit_options) == (5e-4, 0.0, {"invalid_penalty": 0.0})
         aligned = started(example, *flags, "--credit", "align_opsd", "--credit-option", "top_k=2")["config"]
         assert aligned.credit_options == {"invalid_penalty": 0.0, "encoder": "hashing", "top_k": 2}
+        asked = started(example, *flags, "--credit-option", "invalid_penalty=0.3")["config"]
+        assert asked.credit_options == {"invalid_penalty": 0.3}, "what the user asks for wins"
         assert config.sampling.max_completion_length in (12, 20)
         assert config.sampling.max_prompt_length + config.sampling.max_completion_length <= 512, "its positions"
         assert has_compact_prompts(seen["suite"])

@@ -85,6 +85,8 @@ def import_methods(modules: Iterable[str]) -> None:
             continue
         if not path.is_file():
             raise SystemExit(f"--import: {module} must be a file, but there is none; give its path")
+        if path.stem in sys.modules:  # taking its place would break whoever imports it
+            raise SystemExit(f"--import: {module} must not be named like a module that is loaded; rename the file")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None
