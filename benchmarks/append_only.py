@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ import torch
 from accelerate import Accelerator
 from timing import RETURNING, both_clocks, forget_peak, memory, table
 from workloads import (
-    Histories,
+    Rows,
     Meter,
     ScriptedLengths,
     ScriptedSuite,
@@ -38,8 +39,16 @@ from workloads import (
     uniform_lengths,
 )
 
+from turncredit.envs import TaskSuite
+from turncredit.envs.alfworld import generate_games
+from turncredit.envs.alfworld.compact import BUDGETS as ALFWORLD
+from turncredit.envs.alfworld.compact import compact_suite as alfworld
+from turncredit.envs.webshop.compact import BUDGETS as WEBSHOP
+from turncredit.envs.webshop.compact import compact_suite as webshop
 from turncredit.rollout import RolloutCollector, SamplingConfig, score_responses
 from turncredit.trainers import GRPOConfig
+from turncredit.trainers.batch import make_batch, usable
+from turncredit.trainers.launch import load_policy
 from turncredit.trainers.optimization import accumulate_gradients
 from turncredit.trainers.policy import make_policy
 from turncredit.trainers.rows import TrainRows
@@ -47,40 +56,49 @@ from turncredit.trainers.rows import TrainRows
 MODES = {"old": False, "new": True}
 PARTS = ("training", "scoring", "prefill", "memory", "attention", "padding")
 MIB = 2**20
+ASSETS = Path(__file__).resolve().parents[1] / "examples" / "assets"
 
 
-class Workload:
-    """One model and the three things that are done with append-only episodes."""
+class Passes:
+    """A model and what is done with rows of turns."""
 
-    def __init__(self, options: argparse.Namespace):
-        self.options = options
-        self.shape = Shape(options.hidden, options.layers, options.vocabulary)
-        self.model, self.tokenizer = make_model(self.shape), make_tokenizer(self.shape)
+    def __init__(self, model: Any):
+        self.model = model
         self.accelerator = Accelerator(cpu=True)
-        self.scorer = make_policy(self.accelerator, self.model, self.config(True), None, None).scorer
+        self.scorer = make_policy(self.accelerator, model, self.config(True), None, None).scorer
 
     def config(self, share: bool) -> GRPOConfig:
-        return GRPOConfig(beta=0.0, share_prefixes=share, sampling=SamplingConfig(max_completion_length=64))
+        return GRPOConfig(beta=0.0, share_prefixes=share)
 
-    def rows(self, turns: int, count: int | None = None) -> Histories:
-        asked = self.options
-        return histories(count or asked.trajectories, turns, asked.observation, asked.response, self.shape.vocabulary)
-
-    def training(self, rows: Histories, share: bool) -> None:
+    def training(self, rows: Rows, share: bool, pad: int = 0) -> None:
         """Forward and backward passes of one optimiser step, with the loss of GRPO."""
         width = max(map(len, rows.responses))
         mask = torch.arange(width)[None] < torch.tensor([len(r) for r in rows.responses])[:, None]
-        logprobs = torch.full(mask.shape, -float(torch.tensor(self.shape.vocabulary).log())) * mask
+        logprobs = -math.log(self.model.config.vocab_size) * mask
         slots = torch.tensor(rows.trajectories)
         advantages = (1.0 - 2.0 * (slots % 2))[:, None] * mask
         active = torch.ones(len(slots), dtype=torch.bool)
         batch = TrainRows(rows.prompts, rows.responses, mask, slots, active, advantages, logprobs)
         self.scorer.zero_grad(set_to_none=True)
-        accumulate_gradients(self.accelerator, self.scorer, batch, self.config(share), pad_token_id=0)
+        accumulate_gradients(self.accelerator, self.scorer, batch, self.config(share), pad_token_id=pad)
 
-    def scoring(self, rows: Histories, share: bool) -> None:
+    def scoring(self, rows: Rows, share: bool) -> None:
         """Log-probs of every response."""
         score_responses(self.scorer, rows.prompts, rows.responses, pad_token_id=0, share_prefixes=share)
+
+
+class Workload(Passes):
+    """A random model and append-only episodes."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.shape = Shape(options.hidden, options.layers, options.vocabulary)
+        self.tokenizer = make_tokenizer(self.shape)
+        super().__init__(make_model(self.shape))
+
+    def rows(self, turns: int, count: int | None = None) -> Rows:
+        asked = self.options
+        return histories(count or asked.trajectories, turns, asked.observation, asked.response, self.shape.vocabulary)
 
     def rollout(self, turns: int, new: bool) -> None:
         """Episodes of so many turns, each response as long as its seed says."""
@@ -219,6 +237,44 @@ def show_memory(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def played(folder: Path, suite: TaskSuite, budgets: dict[str, int]) -> tuple[Passes, Rows]:
+    """The turns that an embedded policy plays in eight tasks, eight times each."""
+    model, tokenizer = load_policy(str(folder))
+    with RolloutCollector(model, tokenizer, suite, SamplingConfig(**budgets), num_workers=0) as collector:
+        batch = make_batch(usable(collector.collect(suite.tasks("train")[:8], 8)))
+    return Passes(model), Rows(batch.prompts, batch.responses, batch.trajectory_ids.tolist())
+
+
+def show_padding(work: Workload) -> dict[str, Any]:
+    """What share of the tokens of a training step's forward passes are pads, and what sharing saves."""
+    cases: dict[str, tuple[Passes, Rows]] = {}
+    with tempfile.TemporaryDirectory() as games:
+        generate_games(games, 8, seed=0, split="train", house_size="small")
+        cases["ALFWorld, embedded policy"] = played(ASSETS / "alfworld_tiny", alfworld(games, ["train"]), ALFWORLD)
+    cases["WebShop, embedded policy"] = played(ASSETS / "webshop_tiny", webshop(), WEBSHOP)
+    for turns in (4, 8, 16):
+        cases[f"append-only, {turns} turns"] = work, work.rows(turns, 8)
+    columns = (f"{name} {mode}" for name in ("computed", "pads") for mode in MODES)
+    table("training", "rows", "rows' tokens", *columns, "saved by sharing")
+    table(*["---"] * 8)
+    found: dict[str, Any] = {}
+    for name, (passes, rows) in cases.items():
+        seen = {token for row in (*rows.prompts, *rows.responses) for token in row}
+        pad = next(token for token in range(passes.model.config.vocab_size) if token not in seen)
+        meters = {}
+        for mode, share in MODES.items():
+            passes.training(rows, share)  # the first call tries the model out
+            with Meter(passes.model, pad) as meters[mode]:
+                passes.training(rows, share, pad)
+        counts = {mode: {"tokens": meter.wide.tokens, "pads": meter.wide.pads} for mode, meter in meters.items()}
+        saved = 1 - (counts["new"]["tokens"] - counts["new"]["pads"]) / rows.tokens
+        found[name] = {**counts, "rows": rows.tokens, "saved": saved}
+        computed = [f"{count['tokens']:,}" for count in counts.values()]
+        pads = [f"{count['pads'] / count['tokens']:.1%}" for count in counts.values()]
+        table(name, len(rows.prompts), f"{rows.tokens:,}", *computed, *pads, f"{saved:.0%}")
+    return found
+
+
 def draw(found: dict[str, Any], path: Path) -> None:
     """Cost and memory over turns, old and new, with a line of slope 1."""
     import matplotlib
@@ -287,7 +343,7 @@ def main(arguments: list[str] | None = None) -> None:
         elif part == "attention":
             found[part] = show_attention(work)
         elif part == "padding":
-            found[part] = show_padding(options)
+            found[part] = show_padding(work)
         else:
             found[part] = time_part(work, part)
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -164,10 +164,11 @@ class ScriptedLengths:
 
 @dataclass
 class Counts:
-    """What a model's decoder was asked for: calls of it, tokens (pads included), CPU and elapsed seconds inside it."""
+    """What a model's decoder was asked for: calls of it, tokens, pads among them, CPU and elapsed seconds inside it."""
 
     calls: int = 0
     tokens: int = 0
+    pads: int = 0
     cpu: float = 0.0
     wall: float = 0.0
 
@@ -176,10 +177,14 @@ class Meter:
     """Counts the decoder's forward passes while it is entered: ``wide`` ones (more than a token a row) and ``steps``.
 
     Whatever runs the model is counted alike, so nothing has to be asked how much it did.
+
+    Args:
+        model: a causal language model.
+        pad: the id that rows are padded with, none of theirs; None counts no pads.
     """
 
-    def __init__(self, model: Any):
-        self.decoder = model.get_decoder()
+    def __init__(self, model: Any, pad: int | None = None):
+        self.decoder, self.pad = model.get_decoder(), pad
         self.wide, self.steps = Counts(), Counts()
         self._began = (0.0, 0.0)
 
@@ -198,19 +203,18 @@ class Meter:
         self._began = (time.process_time(), time.perf_counter())
 
     def _end(self, module: Any, arguments: Any, options: Any, output: Any) -> None:
-        ids = options.get("input_ids")
-        ids = options.get("inputs_embeds") if ids is None else ids
-        rows, width = (arguments[0] if ids is None else ids).shape[:2]
-        counts = self.wide if width > 1 else self.steps
+        ids = arguments[0] if arguments else options["input_ids"]
+        counts = self.wide if ids.shape[1] > 1 else self.steps
         counts.calls += 1
-        counts.tokens += rows * width
+        counts.tokens += ids.numel()
+        counts.pads += int((ids == self.pad).sum()) if self.pad is not None else 0
         counts.cpu += time.process_time() - self._began[0]
         counts.wall += time.perf_counter() - self._began[1]
 
 
 @dataclass(frozen=True)
-class Histories:
-    """Rows of append-only episodes. Args: prompts, responses: one a turn; trajectories: of every row, from 0."""
+class Rows:
+    """Turns to train on. Args: prompts, responses: one a turn; trajectories: of every row, from 0."""
 
     prompts: list[tuple[int, ...]]
     responses: list[tuple[int, ...]]
@@ -222,14 +226,14 @@ class Histories:
         return sum(map(len, self.prompts)) + sum(map(len, self.responses))
 
 
-def histories(trajectories: int, turns: int, observation: int, response: tuple[int, int], vocabulary: int) -> Histories:
+def histories(trajectories: int, turns: int, observation: int, response: tuple[int, int], vocabulary: int) -> Rows:
     """Episodes of `turns` turns whose prompts go on with the tokens before them."""
     draw = random.Random(0)
 
     def words(count: int) -> tuple[int, ...]:
         return tuple(draw.randrange(len(SPECIAL), vocabulary) for _ in range(count))
 
-    rows = Histories([], [], [])
+    rows = Rows([], [], [])
     for trajectory in range(trajectories):
         text: tuple[int, ...] = ()
         for _ in range(turns):
