@@ -28,14 +28,15 @@ import torch
 from accelerate import Accelerator
 from timing import RETURNING, both_clocks, forget_peak, memory, table
 from workloads import (
-    Rows,
     Meter,
-    ScriptedLengths,
+    Rows,
     ScriptedSuite,
     Shape,
     histories,
     make_model,
     make_tokenizer,
+    play,
+    scripted_engine,
     uniform_lengths,
 )
 
@@ -95,6 +96,8 @@ class Workload(Passes):
         self.shape = Shape(options.hidden, options.layers, options.vocabulary)
         self.tokenizer = make_tokenizer(self.shape)
         super().__init__(make_model(self.shape))
+        length = uniform_lengths(*options.response)
+        self.engines = {new: scripted_engine(self.model, self.tokenizer, new, length) for new in MODES.values()}
 
     def rows(self, turns: int, count: int | None = None) -> Rows:
         asked = self.options
@@ -106,13 +109,7 @@ class Workload(Passes):
         suite = ScriptedSuite(asked.observation, (turns, turns), asked.slots, self.shape.vocabulary)
         longest = (turns + 1) * (asked.observation + asked.response[1] + 8)
         sampling = SamplingConfig(max_completion_length=asked.response[1], max_prompt_length=longest)
-        workers = {"num_envs": asked.slots, "num_workers": 0}
-        with RolloutCollector(
-            self.model, self.tokenizer, suite, sampling, **workers, continuous_batching=new
-        ) as collector:
-            collector.generator = ScriptedLengths(collector.generator, uniform_lengths(*asked.response))
-            trajectories = collector.collect(suite.tasks("train"))
-        assert all(len(t.turns) == turns for t in trajectories), [t.failure for t in trajectories]
+        play(self.model, self.tokenizer, suite, sampling, self.engines[new], asked.slots)
 
     def passes(self, part: str, turns: int) -> dict[str, Callable[[], Meter]]:
         """The old and the new way of a part, each returning what it had computed; old only within its limit."""
@@ -246,7 +243,7 @@ def played(folder: Path, suite: TaskSuite, budgets: dict[str, int]) -> tuple[Pas
 
 
 def show_padding(work: Workload) -> dict[str, Any]:
-    """What share of the tokens of a scoring pass are pads, and what sharing saves; training cuts rows by the same plan."""
+    """What share of a scoring pass's tokens are pads, and what sharing saves; training cuts rows by the same plan."""
     cases: dict[str, tuple[Passes, Rows]] = {}
     with tempfile.TemporaryDirectory() as games:
         generate_games(games, 8, seed=0, split="train", house_size="small")

@@ -29,7 +29,7 @@ def in_turns(functions: dict[str, Callable[[], object]], clock: Callable[[], flo
 
 
 def both_clocks(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, tuple[float, float]]:
-    """Median seconds of CPU time of all threads, and elapsed ones, of each function; taken in turns, none to warm up."""
+    """Median CPU seconds of all threads, and elapsed ones, of each function; taken in turns, none to warm up."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():

@@ -1,4 +1,4 @@
-"""Made-up agents for benchmarks: a small random model, episodes of scripted lengths, and counts of what was computed."""
+"""Made-up agents for benchmarks: a small random model, episodes of scripted lengths, counts of what was computed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from turncredit.envs import HistoryEntry, Message, Observation, ParsedResponse, StepResult, Task
+from turncredit.rollout import RolloutCollector, SamplingConfig, Trajectory
+from turncredit.rollout.continuous import ContinuousGenerator
+from turncredit.rollout.generator import BatchGenerator
+from turncredit.rollout.sampling import Sampler
 
 SPECIAL = ("<pad>", "<end>", "<user>", "<assistant>", "<unk>")
 _TEMPLATE = (
@@ -69,6 +79,11 @@ def _only_words(module: Any, arguments: Any, logits: torch.Tensor) -> torch.Tens
     return logits.index_fill(-1, torch.arange(len(SPECIAL), device=logits.device), -torch.inf)
 
 
+def turns_of(task_id: str, turns: tuple[int, int]) -> int:
+    """Turns of a task's episodes, from the fewest to the most."""
+    return random.Random(task_id).randint(*turns)
+
+
 class ScriptedEnv:
     """Says `observation_tokens` random words every turn; over after a number of turns drawn from the task's id."""
 
@@ -82,7 +97,7 @@ class ScriptedEnv:
 
     def step(self, action: str) -> StepResult:
         self.turn += 1
-        done = self.turn >= random.Random(self.task_id).randint(*self.turns)
+        done = self.turn >= turns_of(self.task_id, self.turns)
         return StepResult(self._observe(), reward=float(done), done=done, success=done)
 
     def close(self) -> None:
@@ -150,9 +165,6 @@ class ScriptedLengths:
     def __init__(self, engine: Any, length: Callable[[Sequence[Any]], int]):
         self.engine, self.length = engine, length
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
     def stream(self, feed: Any, sampling: Any, *, slots: int) -> None:
         """See `turncredit.rollout.Generator`."""
 
@@ -160,6 +172,33 @@ class ScriptedLengths:
             return [replace(r, budget=min(r.budget, self.length(r.seed))) for r in feed(finished)]
 
         self.engine.stream(shortened, sampling, slots=slots)
+
+
+def scripted_engine(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, continuous: bool, length: Callable[[Sequence[Any]], int]
+) -> ScriptedLengths:
+    """The continuous engine or the plain one, with scripted lengths."""
+    sampler = Sampler(model, tokenizer)
+    return ScriptedLengths(ContinuousGenerator(sampler) if continuous else BatchGenerator(sampler), length)
+
+
+def play(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    suite: ScriptedSuite,
+    sampling: SamplingConfig,
+    engine: ScriptedLengths,
+    slots: int,
+) -> list[Trajectory]:
+    """Every task of a suite once."""
+    with RolloutCollector(
+        model, tokenizer, suite, sampling, num_envs=slots, num_workers=0, generator=engine
+    ) as collector:
+        trajectories = collector.collect(suite.tasks("train"))
+    failures = [t.failure for t in trajectories if t.failure is not None or not t.success]
+    if failures:
+        raise RuntimeError(f"play: every episode must be played to its end, got {failures[:3]}; raise the budgets")
+    return trajectories
 
 
 @dataclass
