@@ -2,8 +2,9 @@
 
     python benchmarks/update.py [--updates 3] [--methods grpo agent_opsd] [--plain]
 
-``--plain`` adds every method without shared prefixes and continuous batching, and the ratios of the two. The embedded policy on generated games, with the settings of examples/train_alfworld.py. Methods take turns, so that a
-busy machine slows all of them alike; the first round only warms up. All start from the same weights.
+The embedded policy on generated games, with the settings of examples/train_alfworld.py. ``--plain`` adds every method
+without shared prefixes and continuous batching, and the ratios of the two. All take turns, so that a busy machine slows
+them alike; the first round only warms up. All start from the same weights.
 """
 
 from __future__ import annotations
