@@ -324,14 +324,17 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Print the tables; what --out holds."""
     options = make_parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.child:
-        return child(options)
+        child(options)
+        return {}
     found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
     if options.plot:
-        return draw(found, options.plot)
+        draw(found, options.plot)
+        return found
     work = Workload(options)
     for part in options.parts:
         print(f"\n{part}\n")
@@ -345,6 +348,7 @@ def main(arguments: list[str] | None = None) -> None:
             found[part] = time_part(work, part)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
 
 
 if __name__ == "__main__":

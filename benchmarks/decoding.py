@@ -48,7 +48,7 @@ def make_suite(options: argparse.Namespace, history: int) -> ScriptedSuite:
     return ScriptedSuite(options.observation, turns, options.episodes, options.vocabulary, history)
 
 
-def show_counts(options: argparse.Namespace) -> None:
+def show_counts(options: argparse.Namespace) -> dict[str, Any]:
     """Steps from the lengths alone: of batches in step, and of slots that are never empty while an episode waits."""
     suite = make_suite(options, WHOLE)
     length = agent_lengths(options.median, options.sigma, options.longest)
@@ -58,13 +58,14 @@ def show_counts(options: argparse.Namespace) -> None:
     ]
     table("slots", "tokens", "steps in step", "steps that never wait", "ratio")
     table(*["---"] * 5)
-    total = sum(map(sum, episodes))
-    for slots in (options.slots // 4, options.slots, 4 * options.slots):
-        old, new = _steps_together(episodes, slots), _steps_apart(episodes, slots)
+    total, found = sum(map(sum, episodes)), {}
+    for slots in (max(options.slots // 4, 1), options.slots, 4 * options.slots):
+        old, new = found[slots] = steps_together(episodes, slots), steps_apart(episodes, slots)
         table(slots, f"{total:,}", f"{old:,}", f"{new:,}", f"{old / new:.1f}")
+    return found
 
 
-def _steps_together(episodes: list[list[int]], slots: int) -> int:
+def steps_together(episodes: list[list[int]], slots: int) -> int:
     """Free slots are filled at the start of every turn."""
     waiting, playing, steps = [list(e) for e in episodes], [], 0
     while waiting or playing:
@@ -75,7 +76,7 @@ def _steps_together(episodes: list[list[int]], slots: int) -> int:
     return steps
 
 
-def _steps_apart(episodes: list[list[int]], slots: int) -> int:
+def steps_apart(episodes: list[list[int]], slots: int) -> int:
     """Every slot plays on by itself; the next episode goes to the one that is free first."""
     ends = [0] * slots
     for episode in episodes:
@@ -84,7 +85,7 @@ def _steps_apart(episodes: list[list[int]], slots: int) -> int:
     return max(ends)
 
 
-def show_scripted(options: argparse.Namespace, history: int) -> None:
+def show_scripted(options: argparse.Namespace, history: int) -> dict[str, Any]:
     """Old and new on episodes of scripted lengths."""
     shape = Shape(options.hidden, options.layers, options.vocabulary)
     model, tokenizer = make_model(shape), make_tokenizer(shape)
@@ -107,8 +108,9 @@ def show_scripted(options: argparse.Namespace, history: int) -> None:
             played[mode] = run(mode, make_suite(options, history), sampling)
 
     times = both_clocks({mode: lambda mode=mode: measured(mode) for mode in MODES}, options.rounds)
-    show_engines(times, meters)
+    found = show_engines(times, meters)
     print(f"\n{tokens_alike(played)} of {options.episodes} episodes hold the same tokens")
+    return found
 
 
 def tokens_alike(played: dict[str, list[Trajectory]]) -> int:
@@ -117,8 +119,8 @@ def tokens_alike(played: dict[str, list[Trajectory]]) -> int:
     return sum(a == b for a, b in zip(*tokens.values(), strict=True))
 
 
-def show_engines(times: dict[str, tuple[float, float]], meters: dict[str, Meter]) -> None:
-    """A row for each engine and their ratios."""
+def show_engines(times: dict[str, tuple[float, float]], meters: dict[str, Meter]) -> dict[str, list[float]]:
+    """A row for each engine and their ratios; the rows."""
     columns = ("decode steps", "rows x steps", "decode CPU s", "prefill tokens", "prefill CPU s", "CPU s", "wall s")
     table("engine", *columns)
     table(*["---"] * 8)
@@ -131,9 +133,10 @@ def show_engines(times: dict[str, tuple[float, float]], meters: dict[str, Meter]
             *(f"{value:,.1f}" if index in (2, 4, 5, 6) else f"{value:,}" for index, value in enumerate(rows[mode])),
         )
     table("old / new", *(f"{old / max(new, 1e-9):.1f}" for old, new in zip(*rows.values(), strict=True)))
+    return rows
 
 
-def show_embedded(options: argparse.Namespace) -> None:
+def show_embedded(options: argparse.Namespace) -> dict[str, Any]:
     """The rollouts of an update of the embedded ALFWorld default: 8 tasks, 8 episodes each."""
     model, tokenizer = load_policy(str(EMBEDDED))
     sampling = SamplingConfig(**BUDGETS)
@@ -159,10 +162,11 @@ def show_embedded(options: argparse.Namespace) -> None:
         times = both_clocks({mode: lambda mode=mode: measured(mode) for mode in MODES}, options.embedded_rounds)
         for collector in collectors.values():
             collector.close()
-    show_engines(times, meters)
+    found = show_engines(times, meters)
     old, new = (sorted(seconds)[len(seconds) // 2] for seconds in inside.values())
     print(f"\ngeneration alone: {old:.2f} s and {new:.2f} s, ratio {old / new:.2f}")
     print(f"{tokens_alike(played)} of 64 episodes hold the same tokens")
+    return found
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -184,7 +188,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Print the tables; what they hold, by part."""
     options = make_parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     parts: dict[str, Any] = {
@@ -193,9 +198,11 @@ def main(arguments: list[str] | None = None) -> None:
         "windowed": lambda: show_scripted(options, WINDOW),
         "embedded": lambda: show_embedded(options),
     }
+    found = {}
     for part in options.parts:
         print(f"\n{part}\n", flush=True)
-        parts[part]()
+        found[part] = parts[part]()
+    return found
 
 
 if __name__ == "__main__":
