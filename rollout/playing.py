@@ -79,7 +79,7 @@ class Play:
         while True:
             with self._timed("environment"):
                 ready += self._fill_slots()
-            ready = [slot for slot in self._playing if slot in ready and self._prepare(slot)]
+            ready = [slot for slot in list(self._playing) if slot in ready and self._prepare(slot)]
             if ready or not self._waiting:
                 ready.sort(key=lambda slot: len(self._episode(slot).prompt_ids))
                 return [self._request(slot) for slot in ready]
