@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
 
@@ -37,7 +36,7 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("the plain loops lie with the tests: PYTHONPATH=tests python benchmarks/credit.py") from None
 import align
-from timing import in_turns
+from timing import RETURNING, forget_peak, in_turns, memory
 
 METHODS = ("grpo", "agent_opsd", "agent_opsd_token", "rlsd", "step_opsd", "gigpo")
 LOOPS = {
@@ -49,7 +48,6 @@ LOOPS = {
 SIZES = ((128, 8, 512), (512, 8, 512), (1024, 8, 512), (1024, 8, 128), (1024, 32, 128))
 ASKED = (1024, 8, 512)
 FIELDS = CreditInputs.__dataclass_fields__
-RETURNING = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}  # glibc then returns freed tensors to the system
 
 
 def batch(trajectories: int, turns: int, tokens: int) -> CreditInputs:
@@ -86,14 +84,6 @@ def size_of(value: object) -> int:
     return 0
 
 
-def memory(field: str) -> int:
-    """Bytes of ``VmRSS`` (now) or ``VmHWM`` (peak) of this process; Linux alone has them."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return 1024 * int(line.split()[1])
-    raise RuntimeError(f"memory: this system reports no {field}; run the benchmark on Linux")
-
-
 def peak(name: str) -> None:
     """Print the peak of one call above the inputs, as a multiple of their size. Runs in a process of its own."""
     torch.set_num_threads(1)
@@ -103,7 +93,7 @@ def peak(name: str) -> None:
     else:
         small, inputs = batch(8, 2, 16), batch(*ASKED)
     method(small)
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_peak()
     before = memory("VmRSS")
     method(inputs)
     print(f"{(memory('VmHWM') - before) / size_of(inputs):.2f}")
