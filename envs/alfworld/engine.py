@@ -30,6 +30,7 @@ from textworld.logic import Placeholder, Proposition, Signature, Variable
 
 from .grammar import Binding, Grammar, parse_document, parse_query, parse_snippet
 from .names import entity_names
+from .planner import load_planner
 from .translation import TRANSLATION_FILE, Translation, translate, translate_for_planning
 
 NOTHING_HAPPENS = "Nothing happens."
@@ -132,7 +133,8 @@ class FastPddlEnv(PddlEnv):
     """
 
     def __init__(self, infos: EnvInfos | None = None) -> None:
-        super().__init__(infos or EnvInfos(won=True, admissible_commands=True))
+        textworld.Environment.__init__(self, infos or EnvInfos(won=True, admissible_commands=True))
+        self.downward_lib = load_planner()
         self._source: tuple[str, str, str] | None = None
 
     def load(self, filename_or_data: Any) -> None:
