@@ -16,7 +16,8 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import fast_downward
@@ -30,6 +31,7 @@ from textworld.logic import Placeholder, Proposition, Signature, Variable
 
 from .grammar import Binding, Grammar, parse_document, parse_query, parse_snippet
 from .names import entity_names
+from .planner import load_planner
 from .translation import TRANSLATION_FILE, Translation, translate, translate_for_planning
 
 NOTHING_HAPPENS = "Nothing happens."
@@ -38,25 +40,22 @@ NOTHING_HAPPENS = "Nothing happens."
 class FastState(pddl_logic.PddlState):
     """The facts of a running game, kept sorted by signature because every query walks them in that order."""
 
-    def __init__(self, lib: Any, translation: Translation) -> None:
+    def __init__(self, lib: Any, game: _Game) -> None:
         self.downward_lib = lib
-        self.name2type = translation.object_types
-        self.translation = translation
-        self._hierarchy = textworld.logic.TypeHierarchy()
-        for name, supertypes in translation.types:
-            try:
-                self._hierarchy.add(textworld.logic.Type(name, list(supertypes)))
-            except ValueError:
-                continue
+        self.name2type = game.translation.object_types
+        self._hierarchy, self._signatures = game.hierarchy, game.signatures
         self._facts = defaultdict(set)
         self._sorted: dict[Signature, list[Proposition]] = {}
-        self._signatures: dict[Any, list[Signature]] = {}
-        lib.load_sas(translation.sas)
-        self.add_facts(translation.initial)
-        atoms = (pddl_logic.Atom * lib.get_state_size())()
-        lib.get_state(atoms)
-        facts = (atom.get_fact(self.name2type) for atom in atoms)
-        self.add_facts(fact for fact in facts if not fact.is_negation)
+        lib.load_sas(game.translation.sas)
+        if not game.facts:
+            self.add_facts(game.translation.initial)
+            atoms = (pddl_logic.Atom * lib.get_state_size())()
+            lib.get_state(atoms)
+            facts = (atom.get_fact(self.name2type) for atom in atoms)
+            self.add_facts(fact for fact in facts if not fact.is_negation)
+            game.facts.update({signature: frozenset(facts) for signature, facts in self._facts.items()})
+            game.entities.update(_entity_infos(self))
+        self._facts.update({signature: set(facts) for signature, facts in game.facts.items()})
 
     def add_fact(self, prop: Proposition) -> None:
         self._facts[prop.signature].add(prop)
@@ -124,6 +123,42 @@ class _Operator:
     command: str | None
 
 
+@dataclass(frozen=True)
+class _Game:
+    """What every engine that plays one game has in common; what depends on nothing that an action changes.
+
+    Args:
+        actions, grammar: of its document.
+        translation: of its problem.
+        hierarchy: of its types.
+        facts, entities: by signature and by name, at its start; the first state fills them in.
+        signatures: that a condition of a query matches, as far as they were asked for.
+        operators: by name, as far as one was applicable.
+    """
+
+    actions: Mapping[str, Any]
+    grammar: Grammar
+    translation: Translation
+    hierarchy: textworld.logic.TypeHierarchy
+    facts: dict[Signature, frozenset[Proposition]] = field(default_factory=dict)
+    entities: dict[str, EntityInfo] = field(default_factory=dict)
+    signatures: dict[Any, list[Signature]] = field(default_factory=dict)
+    operators: dict[str, _Operator] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=64)  # siblings play one game at a time, and a panel comes again
+def _game(domain: str, problem: str, grammar: str, saved: str | None) -> _Game:
+    actions, rules = parse_document(grammar)
+    translation = translate(domain, problem, saved)
+    hierarchy = textworld.logic.TypeHierarchy()
+    for name, supertypes in translation.types:
+        try:
+            hierarchy.add(textworld.logic.Type(name, list(supertypes)))
+        except ValueError:
+            continue
+    return _Game(actions, Grammar(rules), translation, hierarchy)
+
+
 class FastPddlEnv(PddlEnv):
     """A drop-in for `textworld.envs.PddlEnv` plus ALFWorld's entity names.
 
@@ -132,7 +167,8 @@ class FastPddlEnv(PddlEnv):
     """
 
     def __init__(self, infos: EnvInfos | None = None) -> None:
-        super().__init__(infos or EnvInfos(won=True, admissible_commands=True))
+        textworld.Environment.__init__(self, infos or EnvInfos(won=True, admissible_commands=True))
+        self.downward_lib = load_planner()
         self._source: tuple[str, str, str] | None = None
 
     def load(self, filename_or_data: Any) -> None:
@@ -149,13 +185,10 @@ class FastPddlEnv(PddlEnv):
         if source == self._source:
             return
         self._source = None
-        self._actions, rules = parse_document(data["grammar"])
-        self._grammar = Grammar(rules)
-        self._translation = translate(data["pddl_domain"], data["pddl_problem"], saved)
-        self._pddl_state = FastState(self.downward_lib, self._translation)
+        self._game = _game(*source, saved)
+        self._pddl_state = FastState(self.downward_lib, self._game)
         self._untouched = True
-        self._entity_infos = _entity_infos(self._pddl_state)
-        self._operators: dict[str, _Operator] = {}
+        self._entity_infos = self._game.entities
         self._source = source
 
     def reset(self) -> GameState:
@@ -163,7 +196,7 @@ class FastPddlEnv(PddlEnv):
         if self._source is None:
             raise ValueError("reset: game must be loaded, got none; call load(path) first")
         if not self._untouched:
-            self._pddl_state = FastState(self.downward_lib, self._translation)
+            self._pddl_state = FastState(self.downward_lib, self._game)
         self._untouched = True
         self._planner_loaded = False
         self._moves = 0
@@ -225,17 +258,17 @@ class FastPddlEnv(PddlEnv):
             self.state["policy_commands"] = self._plan()
 
     def _operator(self, name: str) -> _Operator:
-        if name not in self._operators:
+        if name not in self._game.operators:
             action, *arguments = name.split()
-            logic = self._actions[action]
+            logic, parameters = self._game.actions[action], self._game.translation.parameters[action]
             mapping = {
                 Placeholder(parameter, kind): Variable(argument, kind)
-                for (parameter, kind), argument in zip(self._translation.parameters[action], arguments, strict=False)
+                for (parameter, kind), argument in zip(parameters, arguments, strict=False)
             }
             binding = Binding({ph.name: self._entity_infos[var.name] for ph, var in mapping.items()}, mapping)
             command = self._derive(logic.template, binding) if self._is_fixed(logic.template) else None
-            self._operators[name] = _Operator(logic.template, logic.feedback_rule, binding, command)
-        return self._operators[name]
+            self._game.operators[name] = _Operator(logic.template, logic.feedback_rule, binding, command)
+        return self._game.operators[name]
 
     def _is_fixed(self, template: str) -> bool:
         """Whether the command's text can never change during the game: it asks about unchangeable facts at most."""
@@ -245,14 +278,14 @@ class FastPddlEnv(PddlEnv):
                 asked = (
                     {condition.name for condition in parse_query(inner.given).preconditions} if inner.given else set()
                 )
-                if asked & self._translation.fluents or not isinstance(inner.expression, textgen.EvalSymbol):
+                if asked & self._game.translation.fluents or not isinstance(inner.expression, textgen.EvalSymbol):
                     return False
             elif not isinstance(inner, textgen.TerminalSymbol):
                 return False
         return True
 
     def _derive(self, snippet: str, binding: Binding) -> str:
-        return self._grammar.derive(snippet, self._pddl_state, self._entity_infos, binding)
+        return self._game.grammar.derive(snippet, self._pddl_state, self._entity_infos, binding)
 
     def _plan(self) -> list[str]:
         if not self._planner_loaded:
