@@ -33,7 +33,9 @@ class Rows:
 
     def shuffled(self, seed: int = 0) -> Rows:
         order = random.Random(seed).sample(range(len(self)), len(self))
-        return Rows([self.prompts[i] for i in order], [self.responses[i] for i in order], [self.slots[i] for i in order])
+        return Rows(
+            [self.prompts[i] for i in order], [self.responses[i] for i in order], [self.slots[i] for i in order]
+        )
 
 
 def draw(rng: random.Random, low: int, high: int | None = None, vocabulary: tuple[int, int] = (LOW, HIGH)) -> Ids:
@@ -177,7 +179,9 @@ def prefix_tokens(rows: Rows, within: bool) -> int:
         within: also those that end within the other's response; otherwise within its prompt, or with it.
     """
     whole = list(dict.fromkeys(rows.whole()))
-    longest = {ids: max(len(p) for p, other in zip(rows.prompts, rows.whole(), strict=True) if other == ids) for ids in whole}
+    longest = {
+        ids: max(len(p) for p, other in zip(rows.prompts, rows.whole(), strict=True) if other == ids) for ids in whole
+    }
 
     def merged(ids: Ids) -> bool:
         return any(

@@ -63,9 +63,7 @@ def train(accelerator: Any, case: str, share: bool) -> dict[str, Any]:
         options: dict[str, Any] = {"share_prefixes": share, "entropy": True, "modules": ("value",)}
         if policy.scoring is policy.scorer:
             options["agree"] = lambda counts: agree_max(accelerator, counts)
-        found = score_responses(
-            policy.scoring, mine.prompts, mine.responses, pad_token_id=0, max_tokens=300, **options
-        )
+        found = score_responses(policy.scoring, mine.prompts, mine.responses, pad_token_id=0, max_tokens=300, **options)
         scores.append((found.logprobs, found.entropy, found.outputs["value"]))
         metrics = accumulate_gradients(
             accelerator,
@@ -81,7 +79,11 @@ def train(accelerator: Any, case: str, share: bool) -> dict[str, Any]:
             accelerator, policy.scorer, policy.optimizer, 1e-3, 1.0, loss=metrics["loss"]
         )
         lines.append(metrics)
-    return {"lines": lines, "scores": scores, "weights": {**full_weights(policy.model), **attached_state(policy.scorer)}}
+    return {
+        "lines": lines,
+        "scores": scores,
+        "weights": {**full_weights(policy.model), **attached_state(policy.scorer)},
+    }
 
 
 def main(stage: int, folder: Path) -> None:

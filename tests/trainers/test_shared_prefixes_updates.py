@@ -100,7 +100,9 @@ def test_updates_equal_a_plain_loop_over_rows(tmp_path):
         run.update(trajectories, step)
     assert metrics[0]["train/shared_share"] > 0.3
     start = tiny_model()
-    assert max(float((a - b).abs().max()) for a, b in zip(expected.parameters(), start.parameters(), strict=True)) > 1e-3
+    assert (
+        max(float((a - b).abs().max()) for a, b in zip(expected.parameters(), start.parameters(), strict=True)) > 1e-3
+    )
     for (name, ours), theirs in zip(got.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
