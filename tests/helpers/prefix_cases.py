@@ -32,10 +32,11 @@ class Rows:
         return Rows([*self.prompts, *other.prompts], [*self.responses, *other.responses], slots)
 
     def shuffled(self, seed: int = 0) -> Rows:
-        order = random.Random(seed).sample(range(len(self)), len(self))
-        return Rows(
-            [self.prompts[i] for i in order], [self.responses[i] for i in order], [self.slots[i] for i in order]
-        )
+        return self.select(random.Random(seed).sample(range(len(self)), len(self)))
+
+    def select(self, index: Sequence[int]) -> Rows:
+        columns = (self.prompts, self.responses, self.slots)
+        return Rows(*([column[i] for i in index] for column in columns))
 
 
 def draw(rng: random.Random, low: int, high: int | None = None, vocabulary: tuple[int, int] = (LOW, HIGH)) -> Ids:
@@ -179,9 +180,9 @@ def prefix_tokens(rows: Rows, within: bool) -> int:
         within: also those that end within the other's response; otherwise within its prompt, or with it.
     """
     whole = list(dict.fromkeys(rows.whole()))
-    longest = {
-        ids: max(len(p) for p, other in zip(rows.prompts, rows.whole(), strict=True) if other == ids) for ids in whole
-    }
+    longest: dict[Ids, int] = {}
+    for prompt, ids in zip(rows.prompts, rows.whole(), strict=True):
+        longest[ids] = max(longest.get(ids, 0), len(prompt))
 
     def merged(ids: Ids) -> bool:
         return any(
