@@ -173,21 +173,8 @@ def trie_nodes(rows: Sequence[Ids]) -> int:
     return len({row[:length] for row in rows for length in range(1, len(row) + 1)})
 
 
-def prefix_tokens(rows: Rows, within: bool) -> int:
-    """Tokens that are left when only rows that another one begins with are merged into it.
-
-    Args:
-        within: also those that end within the other's response; otherwise within its prompt, or with it.
-    """
-    whole = list(dict.fromkeys(rows.whole()))
-    longest: dict[Ids, int] = {}
-    for prompt, ids in zip(rows.prompts, rows.whole(), strict=True):
-        longest[ids] = max(longest.get(ids, 0), len(prompt))
-
-    def merged(ids: Ids) -> bool:
-        return any(
-            len(other) > len(ids) and other[: len(ids)] == ids and (within or longest[other] >= len(ids))
-            for other in whole
-        )
-
-    return sum(len(ids) for ids in whole if not merged(ids))
+def prefix_tokens(rows: Rows) -> int:
+    """Tokens that are left when only rows that another one begins with are merged into it."""
+    whole = set(rows.whole())
+    inside = {ids[:length] for ids in whole for length in range(1, len(ids))}
+    return sum(len(ids) for ids in whole if ids not in inside)

@@ -20,9 +20,9 @@ BRANCHING = {
     "mistral": "a sliding window in every layer",
     "gemma2": "sliding and full layers, soft caps",
     "gemma3_text": "sliding and full layers, two rotary bases",
-    "phi3": "",
+    "phi3": "fused projections",
     "gpt2": "learned positions",
-    "mixtral": "experts, sliding window",
+    "mixtral": "experts",
     "qwen3_moe": "experts",
     "granite": "scaled attention and logits",
     "cohere2": "sliding layers, and full ones without positions",
@@ -75,14 +75,37 @@ def check_family(family: str, rows: Rows, **changes) -> PolicyScorer:
     return scorer
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", BRANCHING)
-def test_families_that_branch(family, attention):
-    rows = rows_for()
+def test_families_that_branch(family):
+    assert check_family(family, rows_for()).branches, BRANCHING[family]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma3_text", "gpt2"])
+def test_families_that_branch_with_eager_attention(family):
+    scorer = check_family(family, rows_for(), attn_implementation="eager")
+    assert scorer.model.config._attn_implementation == "eager"
+    assert scorer.branches
+
+
+WINDOWED = {
+    "mixtral": {"sliding_window": WINDOW},
+    "phi3": {"sliding_window": WINDOW},
+    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 2},
+    "qwen3": {
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+}
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_windows_that_a_configuration_asks_for(family):
+    rows = rows_for(1)
     assert max(map(len, rows.whole())) > 4 * WINDOW
-    scorer = check_family(family, rows, attn_implementation=attention)
-    assert scorer.model.config._attn_implementation == attention
-    assert scorer.branches, BRANCHING[family]
+    scorer = check_family(family, rows, **WINDOWED[family])
+    assert scorer.model.config.sliding_window == WINDOW
+    assert scorer.branches
 
 
 @pytest.mark.parametrize("family", CHAINS)
@@ -133,7 +156,8 @@ def test_settling_leaves_the_model_as_it_was():
     state = torch.get_rng_state()
     scorer = scorer_of(model)
     assert scorer.branches
-    assert model.training and scorer.training
+    assert model.training
+    assert scorer.training
     assert torch.equal(torch.get_rng_state(), state), "no chance is used up"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())

@@ -1,4 +1,4 @@
-"""Two CPU processes whose rows share prefixes, plain and under DeepSpeed: the numbers of separate rows on one process."""
+"""Two CPU processes whose rows share prefixes, plain and under DeepSpeed: the numbers of separate rows on one."""
 
 from __future__ import annotations
 

@@ -99,10 +99,8 @@ def test_updates_equal_a_plain_loop_over_rows(tmp_path):
     for step, trajectories in enumerate(rollouts()):
         run.update(trajectories, step)
     assert metrics[0]["train/shared_share"] > 0.3
-    start = tiny_model()
-    assert (
-        max(float((a - b).abs().max()) for a, b in zip(expected.parameters(), start.parameters(), strict=True)) > 1e-3
-    )
+    pairs = zip(expected.parameters(), tiny_model().parameters(), strict=True)
+    assert max(float((after - before).abs().max()) for after, before in pairs) > 1e-3
     for (name, ours), theirs in zip(got.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
