@@ -16,7 +16,7 @@ from turncredit.trainers.rows import TrainRows
 def scorer_of(model: Any, modules: Any = None, *, chunk_tokens: int = 4096, branches: bool | None = None) -> Any:
     """A scorer that has tried whether its model may branch; ``branches=False`` forbids it afterwards."""
     scorer = PolicyScorer(model, modules, chunk_tokens=chunk_tokens)
-    scorer.settle_branching()
+    scorer.settle_branches()
     if branches is not None:
         assert scorer.branches
         scorer.branches = branches

@@ -199,9 +199,9 @@ def test_gradients_are_those_of_separate_rows(workload, branches, chunk_tokens, 
         scorer = scorer_of(model, heads(), chunk_tokens=chunk_tokens, branches=branches)
         loss = total_loss(scorer, rows, share, max_tokens=80 if workload == "mixed" else 10**6)
         loss.backward()
-        results.append((float(loss), weight_gradients(scorer)))
+        results.append((float(loss.detach()), weight_gradients(scorer)))
     (loss, got), (expected, want) = results
-    assert loss == pytest.approx(expected, rel=1e-5)
+    assert loss == pytest.approx(expected, rel=1e-5, abs=1e-4)  # a sum of hundreds with both signs
     assert len(want) > 20
     for name, value in want.items():
         assert apart(got[name], value) < 1e-5, name

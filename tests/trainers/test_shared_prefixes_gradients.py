@@ -228,7 +228,7 @@ class Cramped(PolicyScorer):
 
 def cramped(room: int) -> Cramped:
     scorer = Cramped(tiny_model().train())
-    scorer.settle_branching()
+    scorer.settle_branches()
     scorer.room = room
     return scorer
 
