@@ -65,6 +65,7 @@ def check_family(family: str, rows: Rows, **changes) -> PolicyScorer:
     """Scores and gradients with and without sharing; returns the scorer."""
     scorer = scorer_of(build(family, KINDS[family], **changes), chunk_tokens=7)
     ours, theirs = scored(scorer, rows, True), scored(scorer, rows, False)
+    assert sum(entry.tokens for entry in ours.packs) < sum(map(len, rows.whole()))
     assert close(ours.logprobs, theirs.logprobs, 2e-5)
     assert close(ours.entropy, theirs.entropy, 2e-5)
     got, want = gradients(scorer, rows, True), gradients(scorer, rows, False)

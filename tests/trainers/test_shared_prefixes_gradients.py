@@ -153,7 +153,7 @@ def test_equal_rows_with_different_credit_each_count_for_themselves():
     once = Rows([(3, 4, 5)], [(6, 7)], [0])
     rows, alone = train_rows(twice), train_rows(once)
     rows.old_logprobs[:] = alone.old_logprobs[:] = -1.0
-    plain = config(beta=0.0, entropy_coef=0.0, loss_type="token-mean", epsilon=9.0, epsilon_high=9.0, delta=None)
+    plain = config(beta=0.0, entropy_coef=0.0, loss_type="token-mean", epsilon=1.0, epsilon_high=9.0, delta=None)
     for credit, factor in (([2.0, 1.0], 1.5), ([1.0, 2.0], 1.5), ([3.0, -1.0], 1.0), ([0.0, 1.0], 0.5)):
         rows.advantages[:] = torch.tensor(credit)[:, None]
         alone.advantages[:] = 1.0
@@ -234,13 +234,15 @@ def cramped(room: int) -> Cramped:
 
 
 def test_running_out_of_memory_halves_the_micro_batches_once_and_keeps_the_gradient(caplog):
-    rows = train_rows(mixed(7))
+    rows, settings = train_rows(mixed(7)), config(micro_batch_tokens=300)
     whole = gradient(rows, config())
-    scorer, limits = cramped(700), MicroBatchLimits.of(config(micro_batch_tokens=1000))
-    settings = config(micro_batch_tokens=1000)
+    limits = MicroBatchLimits.of(settings)
+    largest = max(entry.size for entry in limits.plan(rows, cramped(0)))
+    assert largest > 150
+    scorer = cramped(largest - 1)
     got = gradient(rows, settings, scorer=scorer, limits=limits)
     assert scorer.failures == 1
-    assert limits.tokens == 500
+    assert limits.tokens == 150
     assert "begins again" in caplog.text
     assert_same(got, whole)
     scorer.zero_grad()
