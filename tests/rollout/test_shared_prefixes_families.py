@@ -165,6 +165,33 @@ def test_settling_leaves_the_model_as_it_was():
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_what_counts_for_rotary_frequencies_is_the_longest_row_not_the_sequence():
+    """Phi-3's frequencies change beyond 12 positions: a tree may be wider, its rows may not."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 12,
+    }
+    scorer = scorer_of(build("phi3", KINDS["phi3"], rope_parameters=rope, original_max_position_embeddings=12))
+    rows = siblings(0, groups=1, size=6, prefix=6, turns=1)
+    assert max(map(len, rows.whole())) <= 12
+    plan = plan_packs(rows.prompts, rows.responses, 400, branches=True, attention_cost=0.0)
+    assert plan[0].size > 12
+    if scorer.branches:
+        assert all(apart(*pair) < 1e-5 for pair in zip(*both_gradients(scorer, rows), strict=True))
+    assert close(scored(scorer, rows, True).logprobs, scored(scorer, rows, False).logprobs)
+    longer = siblings(0, groups=1, size=6, prefix=12, turns=1)
+    for share in (True, False):
+        with pytest.raises(ValueError, match="the model's 12 positions"):
+            scored(scorer, longer, share)
+
+
+def both_gradients(scorer: PolicyScorer, rows: Rows) -> list[list[torch.Tensor]]:
+    return [list(gradients(scorer, rows, share).values()) for share in (True, False)]
+
+
 class LooksElsewhere(torch.nn.Module):
     """Attention that adds something of the neighbouring place, whatever the mask says."""
 

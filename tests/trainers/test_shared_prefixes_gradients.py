@@ -78,7 +78,7 @@ def compare(rows, terms=(), policy_weight=1.0, make=None, **changes):
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_every_loss_type_with_every_kind_of_term(loss_type, terms):
     metrics = compare(train_rows(mixed(0), dead_slots=(1, 4, 20)), TERMS[terms], loss_type=loss_type)
-    assert metrics["shared_share"] > 0.2
+    assert metrics["shared_share"] > 0.5, "without branches it would be 0.4"
     assert metrics["padding_share"] <= 0.1
 
 
