@@ -5,6 +5,7 @@ FOLDER = "trainers"
 WHOLE, TEACHER = "trainers/test_whole_update.py", "trainers/test_teacher_weights.py"
 INPUTS, PENALTY = "trainers/test_phase_inputs.py", "trainers/test_penalty.py"
 LOSSES, TERMS, STEP = "trainers/test_losses.py", "trainers/test_objective_terms.py", "trainers/test_optimization.py"
+SHARED = "trainers/test_shared_prefixes_gradients.py"
 TESTS = (LOSSES, TERMS, STEP, WHOLE, TEACHER, INPUTS, PENALTY, "trainers/test_teacher.py", "trainers/test_batch.py")
 MUTATIONS = (
     ("losses", "ratio.clamp(1 - epsilon, 1 + epsilon_high)", "ratio.clamp(1 - epsilon_high, 1 + epsilon)",
@@ -25,7 +26,7 @@ MUTATIONS = (
      "SDAR: gradient through the gate", LOSSES),
     ("losses", "return ratio * ((-gap)", "return ratio.detach() * ((-gap)", "Skill-SD: importance weight detached", TERMS),
     ("losses", "(-gap).clamp(max=20).exp() - 1 + gap", "gap.clamp(max=20).exp() - 1 - gap", "Skill-SD: forward k3", LOSSES),
-    ("optimization", "config.sampling.temperature or 1.0,\n                    bool(index)", "1.0,\n                    bool(index)",
+    ("optimization", "(config.sampling.temperature or 1.0, needs_entropy", "(1.0, needs_entropy",
      "temperature dropped in the update", WHOLE),
     ("optimization", "flat(rows.old_logprobs)", "scored.logprobs.detach()", "ratio always 1", STEP),
     ("optimization", "totals[key] = coef * (loss", "totals[key] = (loss", "coefficient of a lone term dropped", STEP),
@@ -128,5 +129,10 @@ MUTATIONS = (
      "trainers/test_batch.py"),
     ("policy", "weight_decay=config.weight_decay", "weight_decay=0.0", "weight decay ignored", WHOLE),
     ("policy", '"lr_scale": lr_scale(name, module)', '"lr_scale": 1.0', "lr_scale of a module ignored", "trainers/test_attached.py"),
+    ("rows", "branches=self.share and scorer.settle_branches()", "branches=False", "siblings train what they have in common twice",
+     SHARED),
+    ("rows", "            share=self.share,\n", "", "prefixes are shared against the option", SHARED),
+    ("rows", "            max_rows=self.rows,\n", "", "no limit on the rows of a micro-batch", STEP),
+    ("optimization", "[p.size, p.tokens, p.separate]", "[p.size, p.separate, p.tokens]", "shares of padding and prefixes swapped", SHARED),
     ("attached", "buffer.copy_(state[name])", "pass", "buffers of modules not loaded", "trainers/test_attached.py"),
 )  # fmt: skip
