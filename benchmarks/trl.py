@@ -21,12 +21,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from beside_trl.workloads import WORKLOADS
+
 CHILDREN = Path(__file__).parent / "beside_trl"
-TABLES = ("policy", "vocabulary", "turns-4", "turns-8")
 OFF = {"share_prefixes": False, "continuous_batching": False}
 # name -> script, options of its GRPOConfig
 COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     "TRL": ("theirs.py", {}),
+    "TRL, compact head": ("theirs.py", {"compact_head": True}),
     "turncredit": ("ours.py", {}),
     "both off": ("ours.py", OFF),
     "only sharing": ("ours.py", {**OFF, "share_prefixes": True}),
@@ -34,8 +36,8 @@ COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MEASURES = (
     *("wall seconds", "CPU seconds", "generation", "scoring", "training", "peak memory, MB", "above imports, MB"),
-    *("trajectories", "prompt tokens", "sampled tokens", "tokens of whole trajectories", "mean reward", "loss"),
-    *("gradient norm", "padding share", "shared share"),
+    *("trajectories", "prompt tokens", "sampled tokens", "tokens of whole trajectories", "mean reward", "gradient norm"),
+    *("gradient norm of the first update", "padding share", "shared share"),
 )
 RATIOS = MEASURES[:7]
 
@@ -59,7 +61,7 @@ def measure(name: str, columns: list[str], args: argparse.Namespace, folder: str
         for column in columns:
             script, options = COLUMNS[column]
             job = {"folder": folder, "workload": name, "options": options, "entropy_coef": args.entropy_coef}
-            job |= {"updates": args.updates, "threads": args.threads}
+            job |= {"updates": 0 if WORKLOADS[name].cold else args.updates, "threads": args.threads}
             last = json.loads(start(script, job, args.threads).splitlines()[-1])
             found[column].append(last["result"])
             versions |= last["versions"]
@@ -71,7 +73,7 @@ def measure(name: str, columns: list[str], args: argparse.Namespace, folder: str
 
 def table(medians: dict[str, dict[str, float]]) -> list[str]:
     """Markdown: a row a measure, a column a trainer, and each of ours over TRL's."""
-    own = [column for column in medians if column != "TRL"] if "TRL" in medians else []
+    own = [column for column in medians if not column.startswith("TRL")] if "TRL" in medians else []
     head = ["", *medians, *(f"{column} / TRL" for column in own)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name in MEASURES:
@@ -98,8 +100,8 @@ def machine(threads: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
-    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=["TRL", "turncredit", "both off"])
+    parser.add_argument("--tables", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=["turncredit", "TRL", "both off"])
     parser.add_argument("--rounds", type=int, default=3, help="processes of each column")
     parser.add_argument("--updates", type=int, default=4, help="measured updates of a process; one more warms up")
     parser.add_argument("--threads", type=int, default=2)
@@ -113,7 +115,7 @@ def main() -> None:
             began = time.monotonic()
             lines, found = measure(name, args.columns, args, folder)
             versions |= found
-            print(f"\n### {name}\n", *lines, f"\n{time.monotonic() - began:.0f} s", sep="\n", flush=True)
+            print(f"\n### {WORKLOADS[name].title}\n", *lines, f"\n{time.monotonic() - began:.0f} s", sep="\n", flush=True)
     print("\n" + ", ".join(f"{package} {version}" for package, version in sorted(versions.items())))
     print(machine(args.threads))
 

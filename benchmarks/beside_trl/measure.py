@@ -71,11 +71,11 @@ class Meter:
         return taken
 
     def report(self, versions: dict[str, str]) -> None:
-        """The last line that a child prints: medians of the updates after the first, and its peak memory."""
+        """The last line that a child prints: medians of the updates after the first (of it, if it is alone), peak memory."""
         measured = {"wall seconds": [wall for wall, _ in self.laps], "CPU seconds": [cpu for _, cpu in self.laps]}
         rows = {**measured, **self.phases, **self.work}
-        result = {name: statistics.median(values[1:]) for name, values in rows.items()}
-        result |= {f"first {name}": self.work[name][0] for name in ("loss", "gradient norm")}
+        result = {name: statistics.median(values[1:] or values) for name, values in rows.items()}
+        result["gradient norm of the first update"] = self.work["gradient norm"][0]
         peak = memory_mb("VmHWM")
         result |= {"peak memory, MB": peak, "above imports, MB": peak - self.imports}
         print(json.dumps({"result": result, "versions": versions}))

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset
 from measure import Meter, read_job
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
-from trl import __version__ as version  # pyright: ignore[reportMissingImports]
 from workloads import BETA, LEARNING_RATE, WORKLOADS, Workload, load, observation, reward_of
 
 # any text is a call of the environment's one tool: random weights write no JSON
@@ -143,6 +143,9 @@ class FirstReplayed:
 
 def main() -> None:
     meter, job = Meter(), read_job()
+    if job["options"].pop("compact_head", False):
+        # what TRL does where Triton runs: the head meets the positions of the completion alone
+        trl.trainer.utils._use_triton = lambda device: True
     torch.set_num_threads(job["threads"])
     workload = WORKLOADS[job["workload"]]
     model, tokenizer, prompts = load(Path(job["folder"]) / job["workload"])
@@ -173,7 +176,7 @@ def main() -> None:
     phase = lambda: "within training" if torch.is_grad_enabled() else "scoring"  # noqa: E731
     setattr(trainer, name, meter.timed(phase, getattr(trainer, name)))
     trainer.train()
-    meter.report({"trl": version})
+    meter.report({"trl": trl.__version__})
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class Workload:
         prompt: tokens of the first prompt; 0 takes ALFWorld's first turns as the embedded policy reads them.
         observation: words of each later observation.
         vocabulary, hidden, layers, tied: of a random Qwen2, where the policy is not the embedded one.
+        cold: measure the first update alone: another one would take a minute.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Workload:
     hidden: int = 0
     layers: int = 0
     tied: bool = True
+    cold: bool = False
 
     @property
     def rows(self) -> int:
@@ -58,7 +60,7 @@ def _turns(turns: int) -> Workload:
 WORKLOADS = {
     "policy": Workload("the embedded ALFWorld policy, its real first prompts, 20 new tokens", 16, 8, 20),
     "vocabulary": Workload(
-        "30M parameters, vocabulary of 151,936, 512 + 128 tokens", 2, 4, 128, 1, 512, 0, 151_936, 176, 8
+        "30M parameters, vocabulary of 151,936, 512 + 128 tokens", 2, 4, 128, 1, 512, 0, 151_936, 176, 8, cold=True
     ),
     "turns-4": _turns(4),
     "turns-8": _turns(8),
