@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from turncredit.rollout import PolicyScorer
-from turncredit.rollout.scoring import pack_rows
+from turncredit.rollout.packing import pack_rows
 
 SHAPES = {  # hidden, layers, heads, kv heads, intermediate, tied embeddings
     "0.5B": (896, 24, 14, 2, 4864, True),

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ._preflight_report import OK, REFUSED, Check, attempt
 from .chat import shortest_chat
+from .packing import pack_rows
 from .prompts import render_prompt
 from .sampling import Sampler, SamplingConfig
-from .scoring import PolicyScorer, pack_rows
+from .scoring import PolicyScorer
 
 TOLERANCES: dict[str, tuple[float, float]] = {
     "float32": (1e-4, 1e-3),

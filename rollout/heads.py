@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from .attention import tree_masks
 from .limits import constant_rotary_length, text_config
 
 
@@ -42,22 +44,34 @@ class HeadSplit:
         self.options = {"use_cache": False} if _accepts(base, "use_cache") else {}
         self._make: Callable[[Tensor], Any] | None = None
 
-    def hidden(self, model: Any, input_ids: Tensor) -> Tensor:
+    def hidden(
+        self, model: Any, input_ids: Tensor, position_ids: Tensor | None = None, ends: Tensor | None = None
+    ) -> Tensor:
         """``[B, S, H]`` hidden states of ``input_ids [B, S]``.
+
+        Args:
+            model, input_ids: what runs on what.
+            position_ids, ends: ``[B, S]`` of sequences that hold trees, see `turncredit.rollout.attention.tree_masks`.
 
         Raises:
             ValueError: rows longer than `max_length`; at the first call, a model that looks ahead or cannot be split.
         """
         if self.max_length is not None and input_ids.shape[1] > self.max_length:
-            raise ValueError(
-                f"PolicyScorer: rows must be at most {self.max_length} tokens long, where the rotary frequencies of "
-                f"{self.name} begin to change with length, got {input_ids.shape[1]}; lower max_prompt_length"
-            )
+            longest = input_ids.shape[1] if position_ids is None else int(position_ids.max()) + 1
+            if longest > self.max_length:
+                raise ValueError(
+                    f"PolicyScorer: rows must be at most {self.max_length} tokens long, where the rotary frequencies "
+                    f"of {self.name} begin to change with length, got {longest}; lower max_prompt_length"
+                )
         if self._make is None:
             self._check_direction(model, input_ids)
-        return self._run_decoder(model, input_ids)
+        if ends is None:
+            return self._run_decoder(model, input_ids)
+        assert position_ids is not None
+        mask = tree_masks(model, ends, position_ids)
+        return self._run_decoder(model, input_ids, {"attention_mask": mask, "position_ids": position_ids})
 
-    def _run_decoder(self, model: Any, input_ids: Tensor) -> Tensor:
+    def _run_decoder(self, model: Any, input_ids: Tensor, options: Mapping[str, Any] = MappingProxyType({})) -> Tensor:
         outputs: list[Any] = []
         running: list[nn.Module] = []
 
@@ -69,7 +83,7 @@ class HeadSplit:
             raise _DecoderDone
 
         with self._decoder_replaced(model, visit), contextlib.suppress(_DecoderDone):
-            model.forward(input_ids=input_ids, **self.options)
+            model.forward(input_ids=input_ids, **self.options, **options)
         if not outputs:
             self._refuse("call its decoder as a module")
         if self._make is None:

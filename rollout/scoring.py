@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,64 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .attention import attention_cost, why_no_branches
 from .heads import HeadSplit
 from .limits import check_row_lengths
+from .packing import Ids, Pack, pack, pack_rows, plan_packs
 
-Ids = Sequence[int]
+logger = logging.getLogger(__name__)
+
 Agree = Callable[[Sequence[int]], Sequence[int]]
 """Counts of this process -> the largest of each over all processes."""
-
-
-@dataclass(frozen=True)
-class PackedRows:
-    """A right-padded micro-batch of prompt + response rows, and where its response tokens are predicted.
-
-    Args:
-        input_ids: ``[B, S]`` int64, right-padded. Under causal attention pads never reach a real token, so no mask
-            is needed and positions count from 0.
-        positions: ``[n]`` int64 into the flattened ``[B * S]``: the token *before* each response token.
-        targets: ``[n]`` int64, the response tokens, row by row.
-        lengths: B response lengths; they sum to n.
-    """
-
-    input_ids: Tensor
-    positions: Tensor
-    targets: Tensor
-    lengths: tuple[int, ...]
-
-
-def pack_rows(prompts: Sequence[Ids], responses: Sequence[Ids], pad_token_id: int, device: Any = "cpu") -> PackedRows:
-    """Pack B rows into one right-padded batch; prompts and responses must not be empty."""
-    rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
-    width = max(len(row) for row in rows)
-    input_ids = torch.tensor([row + [pad_token_id] * (width - len(row)) for row in rows], dtype=torch.long)
-    positions = torch.cat(
-        [
-            torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1) + index * width
-            for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
-        ]
-    )
-    targets = torch.tensor([token for response in responses for token in response], dtype=torch.long)
-    lengths = tuple(len(response) for response in responses)
-    return PackedRows(input_ids.to(device), positions.to(device), targets.to(device), lengths)
-
-
-def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group rows of similar length so that rows x longest row stays within `max_tokens`; longest first.
-
-    A row longer than `max_tokens` gets a micro-batch of its own. Every index appears exactly once; the plan is a pure
-    function of its arguments.
-    """
-    if max_tokens < 1:
-        raise ValueError(f"plan_micro_batches: max_tokens must be at least 1, got {max_tokens}")
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    plan: list[list[int]] = []
-    for index in order:
-        if plan and lengths[plan[-1][0]] * (len(plan[-1]) + 1) <= max_tokens:
-            plan[-1].append(index)
-        else:
-            plan.append([index])
-    return plan
 
 
 class PolicyScorer(nn.Module):
@@ -86,9 +38,15 @@ class PolicyScorer(nn.Module):
         modules: to attach, by name.
         chunk_tokens: response tokens whose logits exist at once.
 
+    Attributes:
+        branches: whether rows that part after a common beginning may share it in one sequence; None until
+            `settle_branches` has found out.
+
     Raises:
         ValueError: a model that cannot be scored right, by its class.
     """
+
+    branches: bool | None = None
 
     def __init__(self, model: Any, modules: Mapping[str, nn.Module] | None = None, *, chunk_tokens: int = 4096):
         super().__init__()
@@ -105,8 +63,24 @@ class PolicyScorer(nn.Module):
         """The model's configuration; Accelerate reads the hidden size for ZeRO-3's buffers from it."""
         return self.model.config
 
+    def settle_branches(self) -> bool:
+        """Try once, before weights are sharded, whether a tree in one sequence gives what separate rows give."""
+        if self.branches is None:
+            reason = why_no_branches(self.model, self._split.hidden)
+            self.branches = reason is None
+            if reason is not None:
+                logger.warning(
+                    "%s: rows share a beginning only where one continues another: %s", self._split.name, reason
+                )
+        return self.branches
+
+    @property
+    def attention_cost(self) -> float:
+        """What attending to one more key costs, where the rest of a token's work is 1; see `plan_packs`."""
+        return attention_cost(self.model)
+
     def chunks_for(self, tokens: int) -> int:
-        """How often `forward` visits the output embedding for so many response tokens."""
+        """How often `forward` visits the output embedding for so many unique positions."""
         return -(-tokens // self.chunk_tokens)
 
     def forward(
@@ -118,6 +92,9 @@ class PolicyScorer(nn.Module):
         entropy: bool = False,
         min_chunks: int = 0,
         modules: Sequence[str] = (),
+        picks: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        ends: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """Score ``targets`` at ``positions`` (see `PackedRows`).
 
@@ -128,6 +105,7 @@ class PolicyScorer(nn.Module):
             min_chunks: visit the output embedding at least this often: where its weight is sharded (ZeRO-3) every visit
                 is a collective call, and processes with fewer tokens must not be short of one.
             modules: attached modules whose outputs are wanted.
+            picks, position_ids, ends: see `PackedRows`.
 
         Returns:
             ``logprobs [n]`` float32 of ``softmax(logits / temperature)``, in nats, and ``entropy [n]`` (or None); with
@@ -136,16 +114,22 @@ class PolicyScorer(nn.Module):
         Raises:
             ValueError: a module that is not attached, or whose output is not ``[n, ...]``.
         """
-        hidden = self._split.hidden(self.model, input_ids)
+        hidden = self._split.hidden(self.model, input_ids, position_ids, ends)
         hidden, tokens = hidden.flatten(0, 1)[positions], input_ids.flatten()[positions]
         outputs = {name: self._output(name, hidden) for name in modules}
+        chunks = max(self.chunks_for(len(positions)), min_chunks)
+        order, bounds = self._targets_of_chunks(picks, len(positions), chunks)
         logprobs, entropies = [], []
-        chunks = max(self.chunks_for(len(targets)), min_chunks)
         for number in range(chunks):
             chunk = slice(number * self.chunk_tokens, (number + 1) * self.chunk_tokens)
-            spare = chunk.start >= len(targets)  # nothing to score: a visit for the others' sake, with one row
+            spare = chunk.start >= len(positions)  # nothing to score: a visit for the others' sake, with one row
             chunk = slice(0, 1) if spare else chunk
-            arguments = (hidden[chunk], tokens[chunk], targets[chunk], temperature, entropy)
+            if picks is None:
+                arguments = (hidden[chunk], tokens[chunk], targets[chunk], temperature, entropy, None)
+            else:
+                own = slice(0, 0) if spare else slice(bounds[number], bounds[number + 1])
+                own = own if order is None else order[own]
+                arguments = (hidden[chunk], tokens[chunk], targets[own], temperature, entropy, picks[own] - chunk.start)
             # one chunk is small enough to keep; with more, keeping them all would be the tensor we avoid
             if torch.is_grad_enabled() and chunks > 1:
                 score, ent = checkpoint(self._score_chunk, *arguments, use_reentrant=False)  # type: ignore[misc]
@@ -153,8 +137,20 @@ class PolicyScorer(nn.Module):
                 score, ent = self._score_chunk(*arguments)
             logprobs.append(score[:0] if spare else score)
             entropies.append(ent[:0] if spare and ent is not None else ent)
-        scores = torch.cat(logprobs), torch.cat(entropies) if entropy else None
-        return (*scores, outputs) if modules else scores
+        score, ent = torch.cat(logprobs), torch.cat(entropies) if entropy else None
+        if picks is not None:
+            score = score if order is None else torch.zeros_like(score).scatter(0, order, score)
+            ent = None if ent is None else ent[picks]
+            outputs = {name: values[picks] for name, values in outputs.items()}
+        return (score, ent, outputs) if modules else (score, ent)
+
+    def _targets_of_chunks(self, picks: Tensor | None, places: int, chunks: int) -> tuple[Tensor | None, list[int]]:
+        """Targets in the order of their places, where that is not any order, and where each chunk's begin and end."""
+        if picks is None or chunks == 1:
+            return None, [0, 0 if picks is None else len(picks)]
+        ordered, order = picks.sort(stable=True)
+        edges = torch.arange(chunks + 1, device=picks.device) * self.chunk_tokens
+        return order, torch.searchsorted(ordered, edges.clamp(max=places)).tolist()
 
     def _output(self, name: str, hidden: Tensor) -> Tensor:
         if name not in self.attached:
@@ -174,13 +170,19 @@ class PolicyScorer(nn.Module):
         return output.float()
 
     def _score_chunk(
-        self, hidden: Tensor, tokens: Tensor, targets: Tensor, temperature: float, entropy: bool
+        self,
+        hidden: Tensor,
+        tokens: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy: bool,
+        picks: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         logits = self._split.logits(self.model, tokens, hidden).float()
         if temperature not in (0.0, 1.0):
             logits = logits / temperature
         log_all = logits.log_softmax(-1)
-        score = log_all.gather(-1, targets[:, None]).squeeze(-1)
+        score = log_all.gather(-1, targets[:, None]).squeeze(-1) if picks is None else log_all[picks, targets]
         if not entropy:
             return score, None
         # a token that the model rules out (-inf) adds 0, and 0 to the gradient; 0 * -inf would be NaN
@@ -196,12 +198,14 @@ class ResponseScores:
         mask: ``[M, T]`` bool, True where a response token stands.
         entropy: ``[M, T]`` float32, nats, or None.
         outputs: of the attached modules that were asked for, by name: ``[M, T, ...]`` float32, 0 outside ``mask``.
+        packs: how the rows were computed.
     """
 
     logprobs: Tensor
     mask: Tensor
     entropy: Tensor | None = None
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    packs: Sequence[Pack] = ()
 
 
 @torch.no_grad()
@@ -216,8 +220,9 @@ def score_responses(
     entropy: bool = False,
     modules: Sequence[str] = (),
     agree: Agree | None = None,
+    share_prefixes: bool = True,
 ) -> ResponseScores:
-    """Log-probs of M responses, each under its own prompt, in length-bucketed micro-batches.
+    """Log-probs of M responses, each under its own prompt, in micro-batches of sequences of similar length.
 
     Args:
         scorer: a `PolicyScorer`, bare or wrapped by DDP or DeepSpeed.
@@ -225,11 +230,13 @@ def score_responses(
         responses: M responses, the sampled ids.
         pad_token_id: any id; pads are never read.
         temperature: the sampling temperature (log-probs follow it); 0 is scored at 1.
-        max_tokens: rows x longest row in one forward pass.
+        max_tokens: sequences x longest sequence in one forward pass.
         entropy: also return the entropy at every response position.
         modules: attached modules whose outputs at every response position are returned too.
         agree: takes counts and returns their largest over all processes; given where every forward pass is a collective
             call (ZeRO-3), so that all processes run equally many. Every process must then call this function.
+        share_prefixes: compute tokens once that rows have in common (see `plan_packs`); False computes every row by
+            itself.
 
     Raises:
         ValueError: the numbers of prompts and responses differ, one of them is empty, or a row is longer than the
@@ -249,20 +256,29 @@ def score_responses(
     logprobs = torch.zeros(len(responses), width)
     entropies = torch.zeros(len(responses), width) if entropy else None
     outputs: dict[str, Tensor] = {name: torch.zeros(len(responses), width) for name in modules}
-    wanted = (tuple(modules),) if modules else ()
-    plan = plan_micro_batches([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], max_tokens)
+    plan = plan_packs(
+        prompts,
+        responses,
+        max_tokens,
+        branches=share_prefixes and module.settle_branches(),
+        attention_cost=module.attention_cost,
+        share=share_prefixes,
+    )
+    packed = [pack(entry, prompts, responses, pad_token_id) for entry in plan]
     batches, chunks = len(plan), 0
     if agree is not None:
-        chunks = max((module.chunks_for(sum(len(responses[i]) for i in rows)) for rows in plan), default=1)
+        chunks = max((module.chunks_for(len(rows.positions)) for rows in packed), default=1)
         batches, chunks = agree([batches, chunks])
+    packed += [pack_rows([[0]], [[0]], pad_token_id)] * (batches - len(plan))
     was_training = module.training
     module.eval()
     try:
-        for rows in plan:
-            packed = pack_rows([prompts[i] for i in rows], [responses[i] for i in rows], pad_token_id, device)
-            scores = scorer(packed.input_ids, packed.positions, packed.targets, temperature, entropy, chunks, *wanted)
-            score, ent, *found = scores
-            index = torch.tensor(rows)
+        for number, rows in enumerate(packed):
+            asked = (temperature, entropy and number < len(plan), chunks, tuple(modules))
+            score, ent, *found = scorer(*rows.to(device).inputs(*asked))
+            if number >= len(plan):
+                continue
+            index = torch.tensor(plan[number].rows)
             inside = mask[index]
             logprobs[index] = logprobs[index].masked_scatter(inside, score.float().cpu())
             if entropies is not None and ent is not None:
@@ -272,9 +288,6 @@ def score_responses(
                     outputs[name] = torch.zeros(len(responses), width, *values.shape[1:])
                 row, column = inside.nonzero().unbind(1)
                 outputs[name][index[row], column] = values.cpu()
-        for _ in range(len(plan), batches):
-            packed = pack_rows([[0]], [[0]], pad_token_id, device)
-            scorer(packed.input_ids, packed.positions, packed.targets, temperature, False, chunks, *wanted)
     finally:
         module.train(was_training)
-    return ResponseScores(logprobs, mask, entropies, outputs)
+    return ResponseScores(logprobs, mask, entropies, outputs, plan)

@@ -149,6 +149,9 @@ class GRPOConfig:
         num_minibatches: optimiser steps per epoch; trajectories stay whole.
         micro_batch_tokens: rows x longest row in one forward pass; accumulation takes as many as are needed.
         per_device_train_batch_size: rows in one training micro-batch at most; None leaves it to micro_batch_tokens.
+        share_prefixes: compute tokens once that rows have in common; False scores and trains every row by itself.
+        continuous_batching: let finished responses leave and new prompts join while others are generated; False
+            generates batch after batch.
         recompute_logprobs: score the rollouts again before training; None does so unless the model is float32.
         max_skipped_steps: updates with a loss or gradient that is not finite before the run stops.
         seed: of sampling and of the task order.
@@ -179,6 +182,8 @@ class GRPOConfig:
     num_minibatches: int = option(1, count(1))
     micro_batch_tokens: int = option(16384, count(1))
     per_device_train_batch_size: int | None = option(None, count(1, none="to let micro_batch_tokens decide"))
+    share_prefixes: bool = option(True, flag())
+    continuous_batching: bool = option(True, flag())
     recompute_logprobs: bool | None = option(None, flag(none="to do so unless the model is float32"))
     max_skipped_steps: int = option(3, count(0))
     seed: int = option(0, count(0))

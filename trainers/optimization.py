@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from ..rollout.scoring import pack_rows
+from ..rollout.packing import Pack, pack, pack_rows, waste
 from .config import GRPOConfig
 from .distributed import agree_max, backward, no_sync, zero_stage
 from .losses import loss_coefficients
@@ -22,6 +22,7 @@ from .terms import LossTerm, TokenBatch, check_terms, evaluate, objective
 logger = logging.getLogger(__name__)
 
 _TAKEN = ("loss", "num_tokens", "grad_norm", "learning_rate", "optimizer_steps", "skipped_steps", "failed_saves")
+_TAKEN += ("padding_share", "shared_share")
 
 
 class MicroBatchTooLarge(RuntimeError):
@@ -77,7 +78,7 @@ class _Scored:
 
 
 def _losses(
-    rows: TrainRows, index: list[int], scored: _Scored, terms: Sequence[LossTerm], weights: _Weights, loss_type: str
+    rows: TrainRows, index: Sequence[int], scored: _Scored, terms: Sequence[LossTerm], weights: _Weights, loss_type: str
 ) -> tuple[dict[tuple[str, str], Tensor], dict[str, Tensor]]:
     """Weighted sums of the terms over one micro-batch, by what they are averaged over, and sums for logging."""
     device = scored.logprobs.device
@@ -161,7 +162,8 @@ def accumulate_gradients(
     check_terms(terms, rows.signals, accelerator.unwrap_model(scorer).attached)
     if all(term.rows == "active" for term in terms):
         rows = rows.select(rows.active.nonzero().flatten())
-    plan = limits.plan(rows)
+    module = accelerator.unwrap_model(scorer)
+    plan = limits.plan(rows, module)
     try:
         return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, terms)
     except MicroBatchTooLarge as error:
@@ -170,14 +172,15 @@ def accumulate_gradients(
                 f"accumulate_gradients: micro_batch_tokens must leave a micro-batch that fits into memory, got "
                 f"{limits.tokens} ({error}); lower it and resume with allow_changed_config"
             ) from error
-        largest = agree_max(accelerator, [max(map(len, plan), default=0)])[0]
+        sizes = [max((len(p.rows) for p in plan), default=0), max((p.branches for p in plan), default=0)]
+        sizes = agree_max(accelerator, sizes)
         scorer.zero_grad(set_to_none=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if not limits.halve(largest):
+        if not limits.halve(*sizes):
             raise
         logger.warning("%s; the step begins again with micro-batches of at most %s rows", error, limits.rows)
-    return _accumulate(accelerator, scorer, rows, limits.plan(rows), config, pad_token_id, terms)
+    return _accumulate(accelerator, scorer, rows, limits.plan(rows, module), config, pad_token_id, terms)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -192,7 +195,7 @@ def _accumulate(
     accelerator: Any,
     scorer: Any,
     rows: TrainRows,
-    plan: list[list[int]],
+    plan: list[Pack],
     config: GRPOConfig,
     pad_token_id: int,
     terms: Sequence[LossTerm],
@@ -200,9 +203,10 @@ def _accumulate(
     weights = _weights(accelerator, rows, terms, config)
     if not any(weights.denominators.values()):
         return None
-    tokens_of = [sum(len(rows.responses[i]) for i in index) for index in plan]
+    packs = [pack(entry, rows.prompts, rows.responses, pad_token_id) for entry in plan]
     module = accelerator.unwrap_model(scorer)
-    batches, chunks = agree_max(accelerator, [len(plan), max(map(module.chunks_for, tokens_of), default=1)])
+    visits = max((module.chunks_for(len(packed.positions)) for packed in packs), default=1)
+    batches, chunks = agree_max(accelerator, [len(plan), visits])
     # with several processes, the reducing micro-batch comes after all work that could run out of memory
     careful = accelerator.num_processes > 1 and not zero_stage(accelerator)
     batches += careful
@@ -213,23 +217,15 @@ def _accumulate(
     scorer.train()
     failure: RuntimeError | None = None
     for number in range(batches):
-        index = plan[number] if number < len(plan) and failure is None else []
-        prompts, responses = ([rows.prompts[i] for i in index], [rows.responses[i] for i in index])
+        index = plan[number].rows if number < len(plan) and failure is None else ()
         last = number == batches - 1
         if last and careful and agree_max(accelerator, [int(failure is not None)])[0]:
             raise MicroBatchTooLarge(str(failure or "another process ran out of memory").split("\n")[0])
         try:
-            packed = pack_rows(prompts or [(0,)], responses or [(0,)], pad_token_id, accelerator.device)
+            packed = packs[number] if index else pack_rows([(0,)], [(0,)], pad_token_id)
+            asked = (config.sampling.temperature or 1.0, bool(index) and needs_entropy, chunks, attached)
             with no_sync(accelerator, scorer, last):
-                logprobs, entropy, *outputs = scorer(
-                    packed.input_ids,
-                    packed.positions,
-                    packed.targets,
-                    config.sampling.temperature or 1.0,
-                    bool(index) and needs_entropy,
-                    chunks,
-                    *([attached] if attached else []),
-                )
+                logprobs, entropy, *outputs = scorer(*packed.to(accelerator.device).inputs(*asked))
                 scored = _Scored(logprobs, entropy, *(outputs or [{}]))
                 loss, sums = scored.nothing(), {}
                 if index:
@@ -247,7 +243,7 @@ def _accumulate(
             continue
         for name, value in sums.items():
             totals[name] = totals.get(name, torch.zeros((), device=accelerator.device)) + value
-    return _reduce_metrics(accelerator, totals, weights, terms, config.loss_type)
+    return _reduce_metrics(accelerator, totals, weights, terms, config.loss_type) | _reduce_waste(accelerator, plan)
 
 
 def _reduce_metrics(
@@ -264,6 +260,11 @@ def _reduce_metrics(
         metrics["auxiliary_loss"] = math.fsum(metrics[f"{term.name}_loss"] for term in terms if term.auxiliary)
     metrics["num_tokens"] = weights.tokens
     return metrics | {name.removesuffix("_loss") + "_denominator": value for name, value in denominators.items()}
+
+
+def _reduce_waste(accelerator: Any, plan: Sequence[Pack]) -> dict[str, float]:
+    counts = torch.tensor([[p.size, p.tokens, p.separate] for p in plan], dtype=torch.double).view(-1, 3).sum(0)
+    return waste(*accelerator.reduce(counts.to(accelerator.device), "sum").tolist())
 
 
 def learning_rate(step: int, config: GRPOConfig) -> float:

@@ -104,6 +104,8 @@ def make_policy(
         frozen = copy.deepcopy(model) if ref_model is None else ref_model
         match_dtypes(frozen, model)
     bare = PolicyScorer(model, modules)
+    if config.share_prefixes:
+        bare.settle_branches()
     groups: list[dict[str, Any]] = [{"params": trainable(model)}]
     for name, module in bare.attached.items():
         make_deterministic(module)
@@ -118,7 +120,7 @@ def make_policy(
     scoring = scorer if zero_stage(accelerator) == 3 else module
     reference: Any = None
     if frozen is not None:
-        reference = prepare_reference(accelerator, PolicyScorer(frozen.eval().requires_grad_(False)))
+        reference = prepare_reference(accelerator, PolicyScorer(frozen.eval().requires_grad_(False)), config)
     elif config.beta > 0:
         reference = AdapterOff(module) if neutral else InitialWeights(module, scoring)
     return Policy(scorer, optimizer, module.model, scoring, reference, initial, ref_model is not None)
@@ -212,8 +214,10 @@ def make_precise(accelerator: Any, model: Any) -> None:
         parameter.data = parameter.data.float()
 
 
-def prepare_reference(accelerator: Any, reference: PolicyScorer) -> Any:
+def prepare_reference(accelerator: Any, reference: PolicyScorer, config: GRPOConfig) -> Any:
     """The frozen reference in the policy's precision, so that equal weights have a KL of exactly 0 in bf16 too."""
+    if config.share_prefixes:
+        reference.settle_branches()
     stage = zero_stage(accelerator)
     if stage == 3:
         return make_sharded_reference(accelerator, reference)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..rollout.scoring import plan_micro_batches
+from ..rollout.packing import Pack, plan_packs
+from ..rollout.scoring import PolicyScorer
 from .config import GRPOConfig
 
 
@@ -67,29 +68,36 @@ class MicroBatchLimits:
     """How large a training micro-batch may be; halved for the rest of a run when memory runs out.
 
     Args:
-        tokens: rows x longest row.
+        tokens: sequences x longest sequence.
         rows: rows at most; None for no such limit.
+        share: whether rows share what they have in common.
     """
 
     tokens: int
     rows: int | None = None
+    share: bool = True
 
     @classmethod
     def of(cls, config: GRPOConfig) -> MicroBatchLimits:
         """The limits that a configuration asks for."""
-        return cls(config.micro_batch_tokens, config.per_device_train_batch_size)
+        return cls(config.micro_batch_tokens, config.per_device_train_batch_size, config.share_prefixes)
 
-    def plan(self, rows: TrainRows) -> list[list[int]]:
-        """Row indices of every micro-batch, the longest rows first."""
-        lengths = [len(p) + len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
-        plan = plan_micro_batches(lengths, self.tokens)
-        limit = self.rows
-        return plan if limit is None else [b[i : i + limit] for b in plan for i in range(0, len(b), limit)]
+    def plan(self, rows: TrainRows, scorer: PolicyScorer) -> list[Pack]:
+        """Every micro-batch, the longest sequences first; see `plan_packs`."""
+        return plan_packs(
+            rows.prompts,
+            rows.responses,
+            self.tokens,
+            branches=self.share and scorer.settle_branches(),
+            attention_cost=scorer.attention_cost,
+            max_rows=self.rows,
+            share=self.share,
+        )
 
-    def halve(self, largest: int) -> bool:
-        """Make room, starting from micro-batches of `largest` rows; False where they cannot be smaller."""
-        if largest < 2:
+    def halve(self, rows: int, branches: int) -> bool:
+        """Make room, starting from micro-batches of so many rows and branches; False where they cannot be smaller."""
+        if branches < 2:
             return False
         self.tokens = max(self.tokens // 2, 1)
-        self.rows = -(-largest // 2)
+        self.rows = -(-rows // 2)
         return True

@@ -145,7 +145,7 @@ def make_teacher(
         )
     digest = weights_digest(other)
     match_dtypes(other, policy.model)
-    scorer = prepare_reference(accelerator, PolicyScorer(other.eval().requires_grad_(False)))
+    scorer = prepare_reference(accelerator, PolicyScorer(other.eval().requires_grad_(False)), config)
     return TeacherModel(scorer, other, differs=True, sharded=zero_stage(accelerator) == 3, digest=digest)
 
 

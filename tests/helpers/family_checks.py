@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from helpers.families import KINDS, VOCABULARY, build
 from turncredit.rollout import PolicyScorer, SamplingConfig, score_responses
 from turncredit.rollout.determinism import make_deterministic
+from turncredit.rollout.packing import pack_rows
 from turncredit.rollout.sampling import Sampler
-from turncredit.rollout.scoring import pack_rows
 
 TEMPERATURE = 0.7
 SCORED, SAMPLED = 1e-4, 0.02

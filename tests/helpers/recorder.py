@@ -2,6 +2,7 @@
 
     PYTHONPATH=tests python tests/helpers/recorder.py record FILE            one process
     PYTHONPATH=tests python tests/helpers/recorder.py record FILE --pairs    and two, plain and under ZeRO-3
+    PYTHONPATH=tests python tests/helpers/recorder.py record FILE --plain    nothing shared, nothing continuous
     PYTHONPATH=tests python tests/helpers/recorder.py compare BEFORE AFTER   what differs, if anything
 
 Every name that trains is there. Numbers are compared bit for bit: a change of the trainer's shape leaves them as they
@@ -52,7 +53,7 @@ class Thinking(ToySuite):
         return replace(super().parse(response), thinking=response)
 
 
-def settings(name: str, folder: Path) -> GRPOConfig:
+def settings(name: str, folder: Path, plain: bool) -> GRPOConfig:
     """Away from the defaults where a default would hide something."""
     return GRPOConfig(
         output_dir=str(folder),
@@ -73,14 +74,17 @@ def settings(name: str, folder: Path) -> GRPOConfig:
         num_eval_tasks=3,
         save_steps=0,
         preflight=False,
+        share_prefixes=not plain,
+        continuous_batching=not plain,
         seed=3,
     )
 
 
-def record(name: str, accelerator: Accelerator, folder: Path) -> dict[str, Any]:
+def record(name: str, accelerator: Accelerator, folder: Path, plain: bool) -> dict[str, Any]:
     """``{"updates": [metrics, metrics], "weights": checksum}``; numbers as hexadecimal floats."""
     suite = Thinking(num_tasks=8, lenient=True)
-    run = GRPOTrainer(tiny_model(), tiny_tokenizer(), suite, settings(name, folder), accelerator=accelerator)
+    config = settings(name, folder, plain)
+    run = GRPOTrainer(tiny_model(), tiny_tokenizer(), suite, config, accelerator=accelerator)
     with run:
         updates = [{k: float(v).hex() for k, v in sorted(run.train_step().items())} for _ in range(2)]
         weights = full_weights(run.model)
@@ -91,24 +95,25 @@ def record(name: str, accelerator: Accelerator, folder: Path) -> dict[str, Any]:
     return {"updates": kept, "weights": digest.hexdigest()}
 
 
-def record_all(names: list[str] | tuple[str, ...], stage: int) -> dict[str, Any]:
+def record_all(names: list[str] | tuple[str, ...], stage: int, plain: bool) -> dict[str, Any]:
     """Every name in a process of this kind, which may be one of several."""
     torch.set_num_threads(1)
     accelerator = make_accelerator(stage)
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            results[name] = record(name, accelerator, Path(folder) / name)
+            results[name] = record(name, accelerator, Path(folder) / name, plain)
     accelerator.wait_for_everyone()
     return results
 
 
-def record_pair(names: list[str] | tuple[str, ...], stage: int) -> dict[str, Any]:
+def record_pair(names: list[str] | tuple[str, ...], stage: int, plain: bool) -> dict[str, Any]:
     """What process 0 of two writes down."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pair.json"
         environment = {"ACCELERATE_USE_CPU": "true"} if stage < 0 else {}
-        pair = start(Path(__file__), "pair", str(file), str(stage), ",".join(names), **environment)
+        flags = ["--plain"] if plain else []
+        pair = start(Path(__file__), "pair", str(file), str(stage), ",".join(names), *flags, **environment)
         for code, output in finish(pair, timeout=3000):
             if code != 0:
                 raise RuntimeError(f"record_pair: a process ended with {code}:\n{output[-3000:]}")
@@ -155,6 +160,7 @@ def main() -> int:
     recording = commands.add_parser("record")
     recording.add_argument("file", type=Path)
     recording.add_argument("--pairs", action="store_true")
+    recording.add_argument("--plain", action="store_true")
     comparing = commands.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
@@ -162,17 +168,18 @@ def main() -> int:
     pair.add_argument("file", type=Path)
     pair.add_argument("stage", type=int)
     pair.add_argument("names")
+    pair.add_argument("--plain", action="store_true")
     args = parser.parse_args()
     if args.command == "pair":
-        results = record_all(args.names.split(","), args.stage)
+        results = record_all(args.names.split(","), args.stage, args.plain)
         if Accelerator().is_main_process:
             args.file.write_text(json.dumps(results))
         return 0
     if args.command == "record":
-        results = {"one": record_all(NAMES.split(), -1)}
+        results = {"one": record_all(NAMES.split(), -1, args.plain)}
         if args.pairs:
-            results["two"] = record_pair(NAMES.split(), -1)
-            results["zero3"] = record_pair(SHARDED, 3)
+            results["two"] = record_pair(NAMES.split(), -1, args.plain)
+            results["zero3"] = record_pair(SHARDED, 3, args.plain)
         args.file.write_text(json.dumps(results, indent=1))
         print(table(results))
         return 0

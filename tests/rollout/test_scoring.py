@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from turncredit.rollout import PolicyScorer, score_responses
-from turncredit.rollout.scoring import pack_rows, plan_micro_batches
+from turncredit.rollout.packing import pack_rows, plan_micro_batches
 
 PROMPTS = [(3, 9, 2, 4), (3, 18, 9, 10, 2, 4), (3, 4)]
 RESPONSES = [(5, 6, 7), (18,), (19, 20, 8, 1, 2)]

@@ -15,7 +15,7 @@ from helpers.tiny import tiny_model
 from torch import nn
 
 from turncredit.rollout import PolicyScorer, score_responses
-from turncredit.rollout.scoring import pack_rows
+from turncredit.rollout.packing import pack_rows
 from turncredit.trainers.attached import attached_state, load_attached
 from turncredit.trainers.optimization import accumulate_gradients
 from turncredit.trainers.optimizer_state import collect_optimizer, restore_optimizer

@@ -20,6 +20,7 @@ from ...envs import Task, TaskSuite
 from ...rollout.collector import RolloutCollector
 from ...rollout.episodes import EpisodeStart
 from ...rollout.limits import model_positions
+from ...rollout.packing import Pack, waste
 from ...rollout.sampling import Sample
 from ...rollout.scoring import ResponseScores, score_responses
 from ...rollout.types import Trajectory
@@ -71,6 +72,7 @@ class Run:
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     signals: dict[str, Any] = field(default_factory=dict, init=False)
     student_logprobs: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)
+    _packs: list[Pack] = field(default_factory=list, init=False)
     _own: tuple[bool, tuple[str, ...], ResponseScores] | None = field(default=None, init=False)
     _texts: list[str | None] | None = field(default=None, init=False)
     _prompts: list[tuple[int, ...]] | None = field(default=None, init=False)
@@ -149,7 +151,7 @@ class Run:
             modules: attached modules whose outputs are wanted at every scored position.
         """
         with self.weights(weights) as scorer:
-            return score_responses(
+            scores = score_responses(
                 scorer,
                 prompts,
                 responses,
@@ -159,7 +161,14 @@ class Run:
                 entropy=entropy,
                 modules=modules,
                 agree=functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
+                share_prefixes=self.config.share_prefixes,
             )
+        self._packs += scores.packs
+        size, tokens, separate = (sum(getattr(p, name) for p in self._packs) for name in ("size", "tokens", "separate"))
+        shares = waste(size, tokens, separate)
+        self.log("score/padding_share", shares["padding_share"], count=size)
+        self.log("score/shared_share", shares["shared_share"], count=separate)
+        return scores
 
     def sample(
         self,
@@ -216,6 +225,7 @@ class Run:
         self.batch, self.step, self.metrics, self.signals = batch, step, {}, {}
         self.student_logprobs = batch.sampled_logprobs
         self._own = self._texts = self._prompts = None
+        self._packs = []
 
     def log(self, name: str, value: float, reduce: str = "mean", count: float = 1) -> None:
         """Add a metric of this update; one without a slash in its name stands under ``method/``.
