@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,13 @@ from ..envs.results import shown
 from ..envs.vector import VectorEnv
 from .chat import check_chat_template
 from .contexts import check_context, named_context
+from .continuous import ContinuousGenerator
 from .episodes import EpisodeStart, check_starts
+from .generator import BatchGenerator, GenerationRequest, Generator, answers_of
 from .limits import model_positions
 from .playing import Play, PlaySettings
 from .prompts import check_tokenizer
-from .sampling import Sample, Sampler, SamplingConfig, batches_of
+from .sampling import Sample, Sampler, SamplingConfig
 from .scoring import Agree
 from .stops import stop_token_ids
 from .suite_members import checked_factory, checked_setting
@@ -52,6 +55,9 @@ class RolloutCollector:
         agree: takes counts and returns their largest over all processes; given where every forward pass is a collective
             call (ZeRO-3 without gathered parameters). Every process then calls `collect`, also with no task at all,
             and keeps generating a token for nobody until the last one is done.
+        continuous_batching: let a response that ends leave at once and the next prompt join (see
+            `turncredit.rollout.continuous.ContinuousGenerator`); False generates a turn of all episodes together.
+        generator: what samples instead of `model`, such as a served engine with the same weights; None samples here.
 
     Raises:
         TypeError: a setting of the suite is of another kind, or its ``make_env()`` is no factory.
@@ -73,6 +79,8 @@ class RolloutCollector:
         max_worker_rss_mb: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         agree: Agree | None = None,
+        continuous_batching: bool = True,
+        generator: Generator | None = None,
     ):
         check_tokenizer(tokenizer)
         source = str(tokenizer.chat_template)
@@ -88,6 +96,9 @@ class RolloutCollector:
         self.sampling = sampling or SamplingConfig()
         self.generation_batch_size = generation_batch_size
         self.agree = agree
+        self.continuous_batching = continuous_batching
+        self.served = generator
+        self._engine: BatchGenerator | ContinuousGenerator | None = None
         self.sampler = Sampler(
             model, tokenizer, stop_strings=suite.stop_strings, eos_token_ids=stop_token_ids(model, tokenizer)
         )
@@ -226,9 +237,26 @@ class RolloutCollector:
         limited = self.prompt_room(sampling) < sampling.max_prompt_length
         return "prompt over max_prompt_length" if not limited else "prompt and response over the model's positions"
 
-    def anyone_plays(self, here: bool) -> bool:
-        """Whether an episode is left on any process, where processes stay in step; else whether one is left here."""
-        return here if self.agree is None else bool(self.agree([int(here)])[0])
+    @property
+    def generator(self) -> Generator:
+        """What samples the responses."""
+        if self.served is not None:
+            return self.served
+        # a sampler with a way of its own to sample is asked for batches
+        kind = getattr(self.sampler.sample, "__func__", None) is Sampler.sample and self.continuous_batching
+        wanted = ContinuousGenerator if kind else BatchGenerator
+        engine = self._engine
+        if type(engine) is not wanted or (engine.sampler, engine.agree) != (self.sampler, self.agree):
+            engine = self._engine = wanted(self.sampler, self.agree)
+        return engine
+
+    def asking(self, model: PreTrainedModel) -> RolloutCollector:
+        """This collector with another model, which is sampled from here."""
+        other = copy.copy(self)
+        strings, ids = self.suite.stop_strings, stop_token_ids(model, self.tokenizer)
+        other.sampler = Sampler(model, self.tokenizer, stop_strings=strings, eos_token_ids=ids)
+        other.served = None
+        return other
 
     def sample(
         self,
@@ -240,19 +268,9 @@ class RolloutCollector:
     ) -> list[Sample]:
         """Responses to any number of prompts, `batch_size` at a time (see `Sampler.sample`), in step where needed."""
         budgets = [sampling.max_completion_length] * len(prompts) if budgets is None else budgets
-        plan = batches_of([len(p) for p in prompts], batch_size or max(len(prompts), 1), self.sampler.equal_lengths)
-        samples: dict[int, Sample] = {}
-        for number in range(len(plan) if self.agree is None else self.agree([len(plan)])[0]):
-            rows = plan[number] if number < len(plan) else []
-            answers = self.sampler.sample(
-                [prompts[row] for row in rows] or [(self.tokenizer.pad_token_id,)],
-                sampling,
-                [seeds[row] for row in rows] or [("idle",)],
-                budgets=[budgets[row] for row in rows] or [1],
-                synced_gpus=self.agree is not None,
-            )
-            samples |= dict(zip(rows, answers, strict=bool(rows)))
-        return [samples[row] for row in range(len(prompts))]
+        rows = zip(prompts, budgets, seeds, strict=True)
+        requests = [GenerationRequest(tuple(prompt), budget, tuple(seed)) for prompt, budget, seed in rows]
+        return answers_of(self.generator, requests, sampling, batch_size or max(len(prompts), 1))
 
     def response_text(self, sample: Sample) -> str:
         """The response's text without its closing end-of-sequence token."""

@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ..envs import EnvFailure, Observation, ParsedResponse, StepResult, TaskSuite
 from ..envs.replay import replay
 from ..envs.vector import VectorEnv
 from .episodes import Episode, EpisodeStart
+from .generator import GenerationRequest, Generator
 from .sampling import Sample, Sampler, SamplingConfig
 from .suite_calls import parsed_response, turn_chat, turn_context, turn_messages
 from .text import plain, token_range
@@ -39,22 +40,14 @@ class Player(Protocol):
     chat_template_kwargs: dict[str, Any]
     generation_batch_size: int | None
 
-    def anyone_plays(self, here: bool) -> bool: ...
+    @property
+    def generator(self) -> Generator: ...
 
     def prompt_room(self, sampling: SamplingConfig) -> int: ...
 
     def prompt_failure(self, sampling: SamplingConfig) -> str: ...
 
     def response_text(self, sample: Sample) -> str: ...
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingConfig,
-        seeds: Sequence[Sequence[int | str]],
-        budgets: Sequence[int] | None = None,
-        batch_size: int | None = None,
-    ) -> list[Sample]: ...
 
 
 class Play:
@@ -72,16 +65,29 @@ class Play:
     def run(self) -> list[Trajectory]:
         """Play every episode to its end; the trajectories in the order of the starts."""
         self.envs.release(range(self.envs.num_envs))  # what an interrupted call left behind
-        while self.collector.anyone_plays(bool(self._waiting or self._playing)):
-            with self._timed("environment"):
-                self._fill_slots()
-            with self._timed("generation"):
-                self._prepare_turns()
-                slots = sorted(self._playing, key=lambda slot: len(self._episode(slot).prompt_ids))
-                samples = self._generate([self._episode(slot) for slot in slots])
-            with self._timed("environment"):
-                self._act(dict(zip(slots, samples, strict=True)))
+        clock = time.perf_counter()
+        slots = min(self.envs.num_envs, self.collector.generation_batch_size or self.envs.num_envs)
+        self.collector.generator.stream(self._feed, self.settings.sampling, slots=slots)
+        self.seconds["generation"] = time.perf_counter() - clock - self.seconds["environment"]
         return [self._results[index] for index in range(len(self._results))]
+
+    def _feed(self, ended: list[tuple[GenerationRequest, Sample]]) -> list[GenerationRequest]:
+        """Act on the responses that ended, start episodes in the slots that are free, and ask for the next turns."""
+        with self._timed("environment"):
+            self._act({cast(int, request.key): sample for request, sample in ended})
+        ready = [cast(int, request.key) for request, _ in ended if request.key in self._playing]
+        while True:
+            with self._timed("environment"):
+                ready += self._fill_slots()
+            ready = [slot for slot in list(self._playing) if slot in ready and self._prepare(slot)]
+            if ready or not self._waiting:
+                ready.sort(key=lambda slot: len(self._episode(slot).prompt_ids))
+                return [self._request(slot) for slot in ready]
+
+    def _request(self, slot: int) -> GenerationRequest:
+        index, episode = self._playing[slot]
+        seed = episode.seed(self.settings.seed, self.settings.step)
+        return GenerationRequest(episode.prompt_ids, episode.budget, seed, lineage=index, key=slot)
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -92,17 +98,16 @@ class Play:
     def _episode(self, slot: int) -> Episode:
         return self._playing[slot][1]
 
-    def _fill_slots(self) -> None:
-        """Start waiting episodes in the free slots: reset, then the recorded turns of all of them together."""
+    def _fill_slots(self) -> list[int]:
+        """Start waiting episodes in the free slots, which are returned: reset, then the recorded turns of all of them
+        together."""
         fresh = []
         for slot in range(self.envs.num_envs):
             if slot not in self._playing and self._waiting:
                 self._playing[slot] = self._waiting.popleft()
                 fresh.append(slot)
-        if not fresh:
-            return
         recordings = {slot: self._episode(slot).start.recording() for slot in fresh}
-        for slot, outcome in replay(self.envs, recordings, plain_observation).items():
+        for slot, outcome in (replay(self.envs, recordings, plain_observation) if fresh else {}).items():
             if isinstance(outcome, EnvFailure):
                 self._fail(slot, outcome)
             else:
@@ -110,16 +115,18 @@ class Play:
                 episode.begin(outcome)
                 if episode.replayed:
                     self._finish_if_over(slot, outcome)
+        return [slot for slot in fresh if slot in self._playing]
 
-    def _prepare_turns(self) -> None:
-        for slot in list(self._playing):
-            episode = self._episode(slot)
-            reason = self._prepare_turn(episode)
-            if isinstance(reason, EnvFailure):
-                self._fail(slot, reason)
-            elif reason is not None:
-                failure = None if episode.turns else self.collector.prompt_failure(self.settings.sampling)
-                self._finish(slot, reason, failure)
+    def _prepare(self, slot: int) -> bool:
+        """Whether the episode goes on with a next turn."""
+        episode = self._episode(slot)
+        reason = self._prepare_turn(episode)
+        if isinstance(reason, EnvFailure):
+            self._fail(slot, reason)
+        elif reason is not None:
+            failure = None if episode.turns else self.collector.prompt_failure(self.settings.sampling)
+            self._finish(slot, reason, failure)
+        return reason is None
 
     def _prepare_turn(self, episode: Episode) -> StopReason | EnvFailure | None:
         """Render the next prompt; returns a reason when the episode must end instead."""
@@ -142,15 +149,6 @@ class Play:
             return chat
         episode.prompt_ids, episode.opened = chat
         return StopReason.PROMPT_BUDGET if len(episode.prompt_ids) > self.collector.prompt_room(sampling) else None
-
-    def _generate(self, episodes: list[Episode]) -> list[Sample]:
-        return self.collector.sample(
-            [episode.prompt_ids for episode in episodes],
-            self.settings.sampling,
-            [episode.seed(self.settings.seed, self.settings.step) for episode in episodes],
-            [episode.budget for episode in episodes],
-            self.collector.generation_batch_size,
-        )
 
     def _act(self, samples: dict[int, Sample]) -> None:
         """Read the responses, take the actions, record the turns."""

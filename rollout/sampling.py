@@ -103,33 +103,72 @@ def precision_of(model: Any) -> str:
     return "tf32" if coarse else "float32"
 
 
-class _InverseCdfSampler(LogitsProcessor):
-    """Picks each row's token from its own uniforms and leaves only that token possible, so that greedy decoding takes
-    it; a row's tokens then depend on its own seed and prompt, not on who shares the batch."""
+class TokenPicker:
+    """Picks every row's next token from a uniform of its own, so that it depends on nobody else in the batch.
 
-    def __init__(self, config: SamplingConfig, uniforms: Tensor):
+    Args:
+        config: temperature, top-k and top-p.
+    """
+
+    def __init__(self, config: SamplingConfig):
         self.temperature = config.temperature
-        self.uniforms = uniforms
         self.warpers = [
             *([TopKLogitsWarper(config.top_k)] if config.top_k else []),
             *([TopPLogitsWarper(config.top_p)] if config.top_p < 1 else []),
         ]
-        self.logprobs: list[Tensor] = []
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+    def __call__(self, scores: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens ``[n, 1]`` and their log-probs ``[n, 1]`` of logits ``[n, V]`` by uniforms ``[n, 1]`` (float64)."""
         scores = scores.float() / (self.temperature or 1.0)
         logprobs = scores.log_softmax(-1)
         if self.temperature == 0:
             token = scores.argmax(-1, keepdim=True)
         else:
-            for warper in self.warpers:
-                scores = warper(cast(torch.LongTensor, input_ids), cast(torch.FloatTensor, scores))
+            for warper in self.warpers:  # they read no ids
+                scores = warper(cast(torch.LongTensor, None), cast(torch.FloatTensor, scores))
             cumulative = (logprobs if not self.warpers else scores.log_softmax(-1)).double().exp_().cumsum_(-1)
-            step = min(len(self.logprobs), self.uniforms.shape[1] - 1)
-            target = self.uniforms[:, step : step + 1] * cumulative[:, -1:]
+            target = uniforms * cumulative[:, -1:]
             token = torch.searchsorted(cumulative, target, right=True).clamp_(max=scores.shape[-1] - 1)
-        self.logprobs.append(logprobs.gather(-1, token).squeeze(-1))
-        return torch.full_like(scores, -torch.inf).scatter_(-1, token, 0.0)
+        return token, logprobs.gather(-1, token)
+
+
+class _InverseCdfSampler(LogitsProcessor):
+    """Leaves only the token possible that a `TokenPicker` picks, so that greedy decoding takes it."""
+
+    def __init__(self, config: SamplingConfig, uniforms: Tensor):
+        self.pick = TokenPicker(config)
+        self.uniforms = uniforms
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        step = min(len(self.logprobs), self.uniforms.shape[1] - 1)
+        token, logprobs = self.pick(scores, self.uniforms[:, step : step + 1])
+        self.logprobs.append(logprobs.squeeze(-1))
+        return torch.full_like(scores, -torch.inf, dtype=torch.float32).scatter_(-1, token, 0.0)
+
+
+class StopStrings:
+    """Tells whether the last token of a response completes a stop string."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop_strings: Sequence[str]):
+        self.decode, self.strings = decode, tuple(stop_strings)
+        # a character may be as many tokens as it has bytes
+        self.tail = 8 + max((len(s.encode("utf-8", "surrogatepass")) for s in self.strings), default=0)
+
+    def end(self, response: Tensor) -> bool:
+        """Whether ``response [T]`` ends with one; only its last tokens are read."""
+        if not self.strings:
+            return False
+        ids = response[-self.tail :].tolist()
+        # a window that starts inside a character spoils the whole run of bytes it belongs to (byte fallback)
+        for start in range(min(4, len(ids))):
+            text = self.decode(ids[start:])
+            before = self.decode(ids[start:-1])
+            if any(text.count(stop) > before.count(stop) for stop in self.strings):
+                return True
+            if "�" not in text or len(response) <= self.tail:
+                return False
+        return False
 
 
 class StopWatch(StoppingCriteria):
@@ -144,16 +183,13 @@ class StopWatch(StoppingCriteria):
         stop_strings: Sequence[str],
         eos_token_ids: Sequence[int],
     ):
-        self.decode = decode
         self.ends_stop_string = ends_stop_string
         self.prompt_width = prompt_width
         self.budgets = torch.tensor(budgets, device=ends_stop_string.device)
-        self.stop_strings = tuple(stop_strings)
+        self.stop_strings = StopStrings(decode, stop_strings)
         self.eos_token_id = torch.tensor(list(eos_token_ids), dtype=torch.long, device=ends_stop_string.device)
         self.ends: list[tuple[int, StopReason] | None] = [None] * len(budgets)
         self.done = torch.zeros(len(budgets), dtype=torch.bool, device=ends_stop_string.device)
-        # a character may be as many tokens as it has bytes
-        self.tail = 8 + max((len(s.encode("utf-8", "surrogatepass")) for s in self.stop_strings), default=0)
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
         length = input_ids.shape[1] - self.prompt_width
@@ -165,7 +201,7 @@ class StopWatch(StoppingCriteria):
             reason = None
             if bool(eos[row]):
                 reason = StopReason.EOS
-            elif self.stop_strings and self._ends_with_stop_string(input_ids[row, self.prompt_width :]):
+            elif self.stop_strings.end(input_ids[row, self.prompt_width :]):
                 reason = StopReason.STOP_STRING
             elif bool(spent[row]):
                 reason = StopReason.LENGTH
@@ -174,21 +210,10 @@ class StopWatch(StoppingCriteria):
                 self.done[row] = True
         return self.done
 
-    def _ends_with_stop_string(self, response: Tensor) -> bool:
-        ids = response[-self.tail :].tolist()
-        # a window that starts inside a character spoils the whole run of bytes it belongs to (byte fallback)
-        for start in range(min(4, len(ids))):
-            text = self.decode(ids[start:])
-            before = self.decode(ids[start:-1])
-            if any(text.count(stop) > before.count(stop) for stop in self.stop_strings):
-                return True
-            if "�" not in text or len(response) <= self.tail:
-                return False
-        return False
-
 
 @contextlib.contextmanager
-def _blank_generation_config(model: Any) -> Iterator[None]:
+def blank_generation_config(model: Any) -> Iterator[None]:
+    """Inside, `model` has the defaults of transformers, whatever its folder says."""
     saved = model.generation_config
     model.generation_config = GenerationConfig()
     try:
@@ -226,7 +251,7 @@ class Sampler:
             eos_token_ids = named_stop_ids(model, tokenizer)
         self.eos_token_ids = tuple(eos_token_ids)
         size = max(len(tokenizer), embedding_rows(model))
-        self._ends_stop_string = tokens_ending(tokenizer, self.stop_strings, size)
+        self.ends_stop_string = tokens_ending(tokenizer, self.stop_strings, size)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens included, nothing tidied up."""
@@ -257,13 +282,13 @@ class Sampler:
         alone, long = (self.sample([ids], config, [("trial",)])[0] for ids in (prompt[:3], prompt))
         beside = self.sample([prompt[:3], prompt], config, [("trial",), ("trial",)])[0]
         rounded = precision_of(self.model) != "float32"
-        apart = max(*self._gaps(prompt[:3], alone), *self._gaps(prompt, long))
+        apart = max(*self.gaps(prompt[:3], alone), *self.gaps(prompt, long))
         if apart > (0.5 if rounded else 0.02):
             raise ValueError(
                 f"Sampler: model must sample in generate() what its forward scores, got {type(self.model).__name__}, "
                 f"whose log-probs are {apart:.2g} nats apart; take a model of another class"
             )
-        gaps = self._gaps(prompt[:3], beside)
+        gaps = self.gaps(prompt[:3], beside)
         blind = sum(gaps) / len(gaps) > 0.1 if rounded else max(gaps) > 2e-3  # rounding makes single tokens jump
         if blind:
             logger.warning(
@@ -274,7 +299,7 @@ class Sampler:
             )
         return blind
 
-    def _gaps(self, prompt: Sequence[int], sample: Sample) -> list[float]:
+    def gaps(self, prompt: Sequence[int], sample: Sample) -> list[float]:
         """By how much a sample's log-probs differ from those of the model's forward for the row alone, in nats."""
         ids = torch.tensor([[*prompt, *sample.ids]], device=self.model.get_input_embeddings().weight.device)
         scores = self.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
@@ -330,7 +355,7 @@ class Sampler:
         uniforms = np.stack([response_uniforms(seed, length) for seed in seeds])
         sampler = _InverseCdfSampler(config, torch.from_numpy(uniforms).to(device))
         watch = StopWatch(
-            self.decode, self._ends_stop_string.to(device), width, budgets, self.stop_strings, self.eos_token_ids
+            self.decode, self.ends_stop_string.to(device), width, budgets, self.stop_strings, self.eos_token_ids
         )
         settings = GenerationConfig(
             do_sample=False,
@@ -344,7 +369,7 @@ class Sampler:
         was_training = self.model.training
         self.model.eval()
         try:
-            with _blank_generation_config(self.model):
+            with blank_generation_config(self.model):
                 output = self.model.generate(
                     input_ids=ids.to(device),
                     attention_mask=mask.to(device),

@@ -46,6 +46,7 @@ def make_collector(
         max_worker_rss_mb=config.max_worker_rss_mb,
         chat_template_kwargs=config.chat_template_kwargs,
         agree=functools.partial(agree_max, accelerator) if sharded else None,
+        continuous_batching=config.continuous_batching,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +19,7 @@ from ..rollout.collector import RolloutCollector
 from ..rollout.contexts import informed
 from ..rollout.limits import model_positions
 from ..rollout.prompts import opened_block, render_prompt
-from ..rollout.sampling import Sampler
 from ..rollout.scoring import PolicyScorer, ResponseScores
-from ..rollout.stops import stop_token_ids
 from ..rollout.types import Turn
 from .batch import TurnBatch
 from .config import GRPOConfig
@@ -84,14 +81,11 @@ class TeacherModel:
 
     def collector(self, collector: RolloutCollector) -> RolloutCollector:
         """The collector whose ``sample`` asks this teacher."""
-        if self.model is collector.sampler.model:
+        if self.model is collector.sampler.model and (self.snapshot is None or collector.served is None):
             return collector
         self.check_sampling()
         if self._collector is None:
-            self._collector = copy.copy(collector)
-            tokenizer, strings = collector.tokenizer, collector.suite.stop_strings
-            ids = stop_token_ids(self.model, tokenizer)
-            self._collector.sampler = Sampler(self.model, tokenizer, stop_strings=strings, eos_token_ids=ids)
+            self._collector = collector.asking(self.model)
         return self._collector
 
 
