@@ -36,7 +36,14 @@ COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MEASURES = (
     *("wall seconds", "CPU seconds", "generation", "scoring", "training", "peak memory, MB", "above imports, MB"),
-    *("trajectories", "prompt tokens", "sampled tokens", "tokens of whole trajectories", "mean reward", "gradient norm"),
+    *(
+        "trajectories",
+        "prompt tokens",
+        "sampled tokens",
+        "tokens of whole trajectories",
+        "mean reward",
+        "gradient norm",
+    ),
     *("gradient norm of the first update", "padding share", "shared share"),
 )
 RATIOS = MEASURES[:7]
@@ -95,7 +102,9 @@ def machine(threads: int) -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
     load = os.getloadavg()[0]
-    return f"{model}, {os.cpu_count()} cores, {threads} threads, load {load:.1f} at the end, {time.strftime('%Y-%m-%d')}"
+    return (
+        f"{model}, {os.cpu_count()} cores, {threads} threads, load {load:.1f} at the end, {time.strftime('%Y-%m-%d')}"
+    )
 
 
 def main() -> None:
@@ -115,7 +124,9 @@ def main() -> None:
             began = time.monotonic()
             lines, found = measure(name, args.columns, args, folder)
             versions |= found
-            print(f"\n### {WORKLOADS[name].title}\n", *lines, f"\n{time.monotonic() - began:.0f} s", sep="\n", flush=True)
+            print(
+                f"\n### {WORKLOADS[name].title}\n", *lines, f"\n{time.monotonic() - began:.0f} s", sep="\n", flush=True
+            )
     print("\n" + ", ".join(f"{package} {version}" for package, version in sorted(versions.items())))
     print(machine(args.threads))
 

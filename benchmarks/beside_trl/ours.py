@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,70 +12,12 @@ import accelerate
 import torch
 import transformers
 from measure import Meter, read_job
+from suite import TextSuite
 from transformers import PreTrainedModel
 from workloads import BETA, LEARNING_RATE, WORKLOADS, Workload, load, observation, reward_of
 
-from turncredit.envs import HistoryEntry, Message, Observation, ParsedResponse, StepResult, Task
 from turncredit.rollout.types import Trajectory
 from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer
-
-
-class TextEnv:
-    """Shows the prompt of its task, then one observation a turn; every turn's text has a reward."""
-
-    def __init__(self, workload: Workload, prompts: list[str]):
-        self.workload, self.prompts = workload, prompts
-
-    def reset(self, task_id: str) -> Observation:
-        self.task, self.turn = int(task_id), 0
-        return Observation(self.prompts[self.task])
-
-    def step(self, action: str) -> StepResult:
-        self.turn += 1
-        done = self.turn == self.workload.turns
-        seen = Observation("" if done else observation(self.workload, self.task, self.turn))
-        return StepResult(seen, reward_of(action) / self.workload.turns, done=done)
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
-@dataclass(frozen=True)
-class TextSuite:
-    """Append-only episodes: a prompt holds the whole dialogue."""
-
-    workload: Workload
-    prompts: list[str]
-    name: str = "text"
-    stop_strings: tuple[str, ...] = ()
-
-    @property
-    def max_turns(self) -> int:
-        return self.workload.turns
-
-    @property
-    def history_length(self) -> int:
-        return self.workload.turns
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        return [Task(str(index), "text", split) for index in range(len(self.prompts))] if split == "train" else []
-
-    def make_env(self) -> Any:
-        return functools.partial(TextEnv, self.workload, self.prompts)
-
-    def messages(self, task: Task, history: Sequence[HistoryEntry], observation: Observation) -> list[Message]:
-        seen = [*(entry.observation for entry in history), observation.text]
-        messages: list[Message] = [{"role": "user", "content": seen[0]}]
-        for entry, text in zip(history, seen[1:], strict=True):
-            messages.append({"role": "assistant", "content": entry.response})
-            messages.append({"role": "tool", "name": "act", "content": text})
-        return messages
-
-    def parse(self, response: str) -> ParsedResponse:
-        return ParsedResponse(thinking="", action=response, valid=True)
-
-    def privileged_context(self, task: Task) -> str | None:
-        return None
 
 
 class Count(GRPOCallback):
@@ -130,7 +71,8 @@ def main() -> None:
     model, tokenizer, prompts = load(Path(job["folder"]) / job["workload"])
     count = Count(Path(job["folder"]) / job["workload"] / "first.json")
     config = config_of(workload, model, job, str(Path(job["folder"]) / "run"))
-    with GRPOTrainer(model, tokenizer, TextSuite(workload, prompts), config, callbacks=[count]) as trainer:
+    suite = TextSuite(prompts, workload.turns, functools.partial(observation, workload), reward_of)
+    with GRPOTrainer(model, tokenizer, suite, config, callbacks=[count]) as trainer:
         for _ in range(job["updates"] + 1):
             meter.start()
             metrics = trainer.train_step()
@@ -138,7 +80,9 @@ def main() -> None:
             work = {"loss": metrics["train/loss"], "gradient norm": metrics["train/grad_norm"]}
             saved = {f"{name} share": metrics.get(f"train/{name}_share", 0.0) for name in ("padding", "shared")}
             meter.lap(phases, {**count.work, **work, **saved})
-    meter.report({"torch": torch.__version__, "transformers": transformers.__version__, "accelerate": accelerate.__version__})
+    meter.report(
+        {"torch": torch.__version__, "transformers": transformers.__version__, "accelerate": accelerate.__version__}
+    )
 
 
 if __name__ == "__main__":

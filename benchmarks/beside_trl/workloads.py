@@ -105,7 +105,28 @@ def write(folder: Path, workload: Workload, prompts: int) -> None:
 
 
 def _words(workload: Workload, count: int, seed: str) -> str:
-    return " ".join(f"w{number}" for number in random.Random(seed).choices(range(workload.vocabulary - 7), k=count))
+    return words(workload.vocabulary - len(SPECIAL), count, seed)
+
+
+def words(vocabulary: int, count: int, seed: str) -> str:
+    """So many of the words w0, w1, .. of `word_tokenizer`, which depend on the seed alone."""
+    return " ".join(f"w{number}" for number in random.Random(seed).choices(range(vocabulary), k=count))
+
+
+def word_tokenizer(size: int) -> Any:
+    """One word a token, so that a response reads back as the ids that were sampled; both trainers take its template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = [*SPECIAL, *(f"w{number}" for number in range(size - len(SPECIAL)))]
+    model = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<unk>"))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<end>"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=model, **special, padding_side="left", extra_special_tokens=list(SPECIAL[3:])
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
 def _first_turns(games: Path, count: int) -> list[str]:
@@ -122,20 +143,11 @@ def _first_turns(games: Path, count: int) -> list[str]:
 
 
 def _random_policy(folder: Path, workload: Workload) -> None:
-    """A Qwen2 with random weights and a tokenizer of one word a token, whose template both trainers take."""
+    """A Qwen2 with random weights, and its tokenizer."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    names = [*SPECIAL, *(f"w{number}" for number in range(workload.vocabulary - len(SPECIAL)))]
-    words = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<end>"}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, **special, padding_side="left", extra_special_tokens=list(SPECIAL[3:])
-    )
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
+    word_tokenizer(workload.vocabulary).save_pretrained(folder)
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=workload.vocabulary,
