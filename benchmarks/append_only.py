@@ -2,6 +2,7 @@
 
     python benchmarks/append_only.py                          # every part, for a quarter of an hour
     python benchmarks/append_only.py --parts training         # or scoring, prefill, memory, attention, padding
+    python benchmarks/append_only.py --parts memory --memory-of training
     python benchmarks/append_only.py --plot docs/append_only.png        # draws what --out holds
 
 Each prompt is the previous prompt, its response and 500 tokens of an observation. Old (``share_prefixes=False``,
@@ -55,7 +56,8 @@ from turncredit.trainers.policy import make_policy
 from turncredit.trainers.rows import TrainRows
 
 MODES = {"old": False, "new": True}
-PARTS = ("training", "scoring", "prefill", "memory", "attention", "padding")
+TIMED = ("training", "scoring", "prefill")
+PARTS = (*TIMED, "memory", "attention", "padding")
 MIB = 2**20
 ASSETS = Path(__file__).resolve().parents[1] / "examples" / "assets"
 
@@ -213,9 +215,9 @@ def child(options: argparse.Namespace) -> None:
 
 def show_memory(options: argparse.Namespace) -> dict[str, Any]:
     """Peaks of all parts and modes, each in a process of its own."""
-    parts = ("training", "scoring", "prefill")
+    parts = options.memory_of
     table("turns", *(f"{part} {mode}, MiB" for part in parts for mode in MODES))
-    table(*["---"] * 7)
+    table(*["---"] * (1 + 2 * len(parts)))
     given = [f"--{name}={getattr(options, name)}" for name in ("threads", "hidden", "layers", "vocabulary", "slots")]
     given += [f"--trajectories={options.trajectories}", f"--observation={options.observation}", "--response"]
     given += map(str, options.response)
@@ -313,6 +315,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, default=4, help="episodes of a rollout, all in play at once")
     parser.add_argument("--observation", type=int, default=500, help="tokens")
     parser.add_argument("--response", nargs=2, type=int, default=[20, 60], help="fewest and most tokens")
+    parser.add_argument("--memory-of", nargs="+", choices=TIMED, default=TIMED)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=1024)
@@ -339,7 +342,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     for part in options.parts:
         print(f"\n{part}\n")
         if part == "memory":
-            found[part] = show_memory(options)
+            found[part] = found.get(part, {}) | show_memory(options)
         elif part == "attention":
             found[part] = show_attention(work)
         elif part == "padding":
