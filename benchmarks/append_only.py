@@ -295,9 +295,13 @@ def draw(found: dict[str, Any], path: Path) -> None:
             points = [(int(k), cells[mode][key] if key else cells[mode]) for k, cells in rows.items() if mode in cells]
             label = {"old": "a row a turn", "new": "shared prefixes"}[mode]
             axis.plot(*zip(*points, strict=True), "o-", color=colour, label=label, markersize=4)
+        if title.startswith("training, CPU"):
+            rest = [(int(k), cells["seconds"] - cells["attention"]) for k, cells in found["attention"].items()]
+            axis.plot(*zip(*rest, strict=True), "--", color=colour, label="the same without attention")
         turns, values = zip(*points, strict=True)
         axis.plot(turns, [values[0] * k / turns[0] for k in turns], ":", color="grey", label="in proportion to turns")
-        axis.set(title=title, xscale="log", yscale="log", xticks=turns, xticklabels=turns)
+        axis.set(title=title, xscale="log", yscale="log")
+        axis.set_xticks(turns, turns)
         axis.minorticks_off()
         axis.grid(alpha=0.25)
     for axis in axes[1]:
@@ -312,7 +316,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--turns", nargs="+", type=int, default=[2, 4, 8, 16, 32, 64])
     parser.add_argument("--old-limit", type=int, default=16, help="turns up to which separate rows are measured")
     parser.add_argument("--trajectories", type=int, default=1, help="episodes of a training or scoring pass")
-    parser.add_argument("--slots", type=int, default=4, help="episodes of a rollout, all in play at once")
+    parser.add_argument("--slots", type=int, default=2, help="episodes of a rollout, all in play at once")
     parser.add_argument("--observation", type=int, default=500, help="tokens")
     parser.add_argument("--response", nargs=2, type=int, default=[20, 60], help="fewest and most tokens")
     parser.add_argument("--memory-of", nargs="+", choices=TIMED, default=TIMED)
