@@ -43,6 +43,7 @@ class HeadSplit:
         self.max_length = constant_rotary_length(text_config(base))
         self.options = {"use_cache": False} if _accepts(base, "use_cache") else {}
         self._make: Callable[[Tensor], Any] | None = None
+        self._checked = False
 
     def hidden(
         self, model: Any, input_ids: Tensor, position_ids: Tensor | None = None, ends: Tensor | None = None
@@ -63,8 +64,9 @@ class HeadSplit:
                     f"PolicyScorer: rows must be at most {self.max_length} tokens long, where the rotary frequencies "
                     f"of {self.name} begin to change with length, got {longest}; lower max_prompt_length"
                 )
-        if self._make is None:
+        if not self._checked:
             self._check_direction(model, input_ids)
+            self._checked = True
         if ends is None:
             return self._run_decoder(model, input_ids)
         assert position_ids is not None

@@ -63,6 +63,11 @@ def config(**changes):
     return GRPOConfig(**{"beta": 0.05, "entropy_coef": 0.01, **changes})
 
 
+def learned(metrics):
+    """Metrics that do not depend on how rows were cut into micro-batches."""
+    return {name: value for name, value in metrics.items() if name not in ("padding_share", "shared_share")}
+
+
 class Cramped(PolicyScorer):
     """Runs out of memory while training on more than `max_rows` rows."""
 
@@ -156,10 +161,10 @@ def run_rank(rank: int, world: int, port: int, folder: str) -> None:
         rows, groups = make_rows(dead_groups=case.dead_groups)
         mine = (groups < case.split if rank == 0 else groups >= case.split).nonzero().flatten()
         # 3 rows a micro-batch: rank 1 cannot hold them in this case, and both begin again with 2
-        cramped = name == "one rank out of memory" and rank == 1
-        bare = Cramped(tiny_model(), 2) if cramped else case.scorer()
+        cramping = name == "one rank out of memory"
+        bare = Cramped(tiny_model(), 2) if cramping and rank == 1 else case.scorer()
         scorer = without_buffer_broadcasts(accelerator.prepare(bare))
-        settings = config(loss_type=case.loss_type, per_device_train_batch_size=3)
+        settings = config(loss_type=case.loss_type, per_device_train_batch_size=3, share_prefixes=not cramping)
         metrics = accumulate_gradients(
             accelerator,
             scorer,
