@@ -163,8 +163,9 @@ class StopStrings:
         # a window that starts inside a character spoils the whole run of bytes it belongs to (byte fallback)
         for start in range(min(4, len(ids))):
             text = self.decode(ids[start:])
-            before = self.decode(ids[start:-1])
-            if any(text.count(stop) > before.count(stop) for stop in self.strings):
+            found = [stop for stop in self.strings if stop in text]
+            before = self.decode(ids[start:-1]) if found else ""
+            if any(text.count(stop) > before.count(stop) for stop in found):
                 return True
             if "�" not in text or len(response) <= self.tail:
                 return False

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from .limits import text_config
 
 _CHUNK = 64
-"""The cache grows by so many tokens a row at a time, since growing copies it."""
+"""The cache grows by at least so many tokens a row, and a quarter, since growing copies it."""
 
 
 @dataclass
@@ -125,7 +125,8 @@ class SlotCache(Cache):
         room = self.room
         if rows <= room.rows and width < room.capacity:
             return
-        room.capacity = max(room.capacity, (width // _CHUNK + 1) * _CHUNK)
+        if width >= room.capacity:
+            room.capacity = (max(width, room.capacity * 5 // 4) // _CHUNK + 1) * _CHUNK
         room.rows = max(rows, room.rows)
         for layer in self.layers:
             layer.keys, layer.values = (self._grown(part) for part in (layer.keys, layer.values))
