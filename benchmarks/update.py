@@ -32,7 +32,6 @@ KERNELS = {
     "attention": ("attention", "dot_product"),
     "softmax, log-probs": ("softmax", "logsumexp", "gather"),
     "copies, indexing": ("copy", "cat", "index", "scatter", "embedding", "clone"),
-    "optimiser": ("foreach", "fused", "Optimizer"),
 }
 PLAIN = {"share_prefixes": False, "continuous_batching": False}
 
