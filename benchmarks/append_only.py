@@ -177,7 +177,8 @@ def time_part(work: Workload, part: str) -> dict[str, Any]:
         def ratio(key: str, old: dict[str, float] = old, new: dict[str, float] = new) -> str:
             return f"{old[key] / new[key]:.1f}" if old else "-"
 
-        row = [f"{work.rows(turns).tokens:,}", f"{old['tokens']:,}" if old else "-", f"{new['tokens']:,}"]
+        episodes = work.options.slots if part == "prefill" else work.options.trajectories
+        row = [f"{work.rows(turns, episodes).tokens:,}", f"{old['tokens']:,}" if old else "-", f"{new['tokens']:,}"]
         row += [f"{old['cpu']:.2f}" if old else "-", f"{new['cpu']:.2f}", ratio("cpu"), ratio("wall")]
         row += [f"{1e3 * new['cpu'] / turns:.0f}"]
         if part == "prefill":
@@ -189,7 +190,7 @@ def time_part(work: Workload, part: str) -> dict[str, Any]:
 def show_attention(work: Workload) -> dict[str, Any]:
     """What grows with the square of the turns."""
     work.training(work.rows(1), True)
-    table("turns", "training s (profiled)", "attention s", "share", "rest, ms a turn")
+    table("turns", "training s (elapsed, profiled)", "attention s", "share", "rest, ms a turn")
     table(*["---"] * 5)
     found = {}
     for turns in work.options.turns:
