@@ -147,7 +147,7 @@ class GRPOConfig:
             sharded (less memory, every token a collective call).
         num_iterations: epochs over the rollouts of one update.
         num_minibatches: optimiser steps per epoch; trajectories stay whole.
-        micro_batch_tokens: rows x longest row in one forward pass; accumulation takes as many as are needed.
+        micro_batch_tokens: sequences x longest sequence in one forward pass; accumulation takes as many as are needed.
         per_device_train_batch_size: rows in one training micro-batch at most; None leaves it to micro_batch_tokens.
         share_prefixes: compute tokens once that rows have in common; False scores and trains every row by itself.
         continuous_batching: let finished responses leave and new prompts join while others are generated; False

@@ -74,7 +74,8 @@ class _Scored:
 
     def nothing(self) -> Tensor:
         """0, with a gradient of 0 for everything that the forward pass took part in."""
-        return sum((value[:0].sum() for value in self.outputs.values()), self.logprobs[:0].sum())
+        parts = [*self.outputs.values(), *([] if self.entropy is None else [self.entropy])]
+        return sum((value[:0].sum() for value in parts), self.logprobs[:0].sum())
 
 
 def _losses(
@@ -223,7 +224,8 @@ def _accumulate(
             raise MicroBatchTooLarge(str(failure or "another process ran out of memory").split("\n")[0])
         try:
             packed = packs[number] if index else pack_rows([(0,)], [(0,)], pad_token_id)
-            asked = (config.sampling.temperature or 1.0, bool(index) and needs_entropy, chunks, attached)
+            # the same outputs in every micro-batch: under ZeRO-3 each of them is one more call of all processes
+            asked = (config.sampling.temperature or 1.0, needs_entropy, chunks, attached)
             with no_sync(accelerator, scorer, last):
                 logprobs, entropy, *outputs = scorer(*packed.to(accelerator.device).inputs(*asked))
                 scored = _Scored(logprobs, entropy, *(outputs or [{}]))
