@@ -3,6 +3,7 @@
 import logging
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -335,6 +336,23 @@ def test_another_engine_takes_the_models_place():
     assert_alike(served, play(model=model)[0])
     with pytest.raises(ValueError, match="FunctionGenerator: answer must give one sample per request, got 0 for 10"):
         play(generator=FunctionGenerator(lambda requests, sampling: []))
+
+
+def test_the_example_of_the_page_runs():
+    page = (Path(__file__).parents[2] / "docs" / "generation.md").read_text(encoding="utf-8")
+    asked = []
+
+    class Client:
+        def complete(self, prompts, max_tokens, temperature):
+            asked.append((len(prompts), set(max_tokens), temperature))
+            ids = TOKENIZER("<action> red </action>")["input_ids"]
+            return [{"ids": ids, "logprobs": [-1.0] * len(ids), "reason": "stop_string"} for _ in prompts]
+
+    names = {"client": Client(), "model": tiny_model(), "tokenizer": TOKENIZER, "suite": ToySuite()}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    names["collector"].close()
+    assert [t.success for t in names["trajectories"]] == [1.0, 0.0, 0.0, 0.0]
+    assert asked == [(4, {512}, 1.0)] * 2 + [(3, {512}, 1.0)] * 2
 
 
 def test_another_model_is_asked_here_though_the_policy_is_served():
