@@ -2,6 +2,7 @@
 
     python benchmarks/append_only.py                          # every part, for a quarter of an hour
     python benchmarks/append_only.py --parts training         # or scoring, prefill, memory, attention, padding
+    python benchmarks/append_only.py --parts memory --memory-of training
     python benchmarks/append_only.py --plot docs/append_only.png        # draws what --out holds
 
 Each prompt is the previous prompt, its response and 500 tokens of an observation. Old (``share_prefixes=False``,
@@ -55,7 +56,8 @@ from turncredit.trainers.policy import make_policy
 from turncredit.trainers.rows import TrainRows
 
 MODES = {"old": False, "new": True}
-PARTS = ("training", "scoring", "prefill", "memory", "attention", "padding")
+TIMED = ("training", "scoring", "prefill")
+PARTS = (*TIMED, "memory", "attention", "padding")
 MIB = 2**20
 ASSETS = Path(__file__).resolve().parents[1] / "examples" / "assets"
 
@@ -175,7 +177,8 @@ def time_part(work: Workload, part: str) -> dict[str, Any]:
         def ratio(key: str, old: dict[str, float] = old, new: dict[str, float] = new) -> str:
             return f"{old[key] / new[key]:.1f}" if old else "-"
 
-        row = [f"{work.rows(turns).tokens:,}", f"{old['tokens']:,}" if old else "-", f"{new['tokens']:,}"]
+        episodes = work.options.slots if part == "prefill" else work.options.trajectories
+        row = [f"{work.rows(turns, episodes).tokens:,}", f"{old['tokens']:,}" if old else "-", f"{new['tokens']:,}"]
         row += [f"{old['cpu']:.2f}" if old else "-", f"{new['cpu']:.2f}", ratio("cpu"), ratio("wall")]
         row += [f"{1e3 * new['cpu'] / turns:.0f}"]
         if part == "prefill":
@@ -187,7 +190,7 @@ def time_part(work: Workload, part: str) -> dict[str, Any]:
 def show_attention(work: Workload) -> dict[str, Any]:
     """What grows with the square of the turns."""
     work.training(work.rows(1), True)
-    table("turns", "training s (profiled)", "attention s", "share", "rest, ms a turn")
+    table("turns", "training s (elapsed, profiled)", "attention s", "share", "rest, ms a turn")
     table(*["---"] * 5)
     found = {}
     for turns in work.options.turns:
@@ -213,9 +216,9 @@ def child(options: argparse.Namespace) -> None:
 
 def show_memory(options: argparse.Namespace) -> dict[str, Any]:
     """Peaks of all parts and modes, each in a process of its own."""
-    parts = ("training", "scoring", "prefill")
+    parts = options.memory_of
     table("turns", *(f"{part} {mode}, MiB" for part in parts for mode in MODES))
-    table(*["---"] * 7)
+    table(*["---"] * (1 + 2 * len(parts)))
     given = [f"--{name}={getattr(options, name)}" for name in ("threads", "hidden", "layers", "vocabulary", "slots")]
     given += [f"--trajectories={options.trajectories}", f"--observation={options.observation}", "--response"]
     given += map(str, options.response)
@@ -293,9 +296,13 @@ def draw(found: dict[str, Any], path: Path) -> None:
             points = [(int(k), cells[mode][key] if key else cells[mode]) for k, cells in rows.items() if mode in cells]
             label = {"old": "a row a turn", "new": "shared prefixes"}[mode]
             axis.plot(*zip(*points, strict=True), "o-", color=colour, label=label, markersize=4)
+        if title.startswith("training, CPU"):
+            rest = [(int(k), cells["seconds"] - cells["attention"]) for k, cells in found["attention"].items()]
+            axis.plot(*zip(*rest, strict=True), "--", color=colour, label="the same without attention")
         turns, values = zip(*points, strict=True)
         axis.plot(turns, [values[0] * k / turns[0] for k in turns], ":", color="grey", label="in proportion to turns")
-        axis.set(title=title, xscale="log", yscale="log", xticks=turns, xticklabels=turns)
+        axis.set(title=title, xscale="log", yscale="log")
+        axis.set_xticks(turns, turns)
         axis.minorticks_off()
         axis.grid(alpha=0.25)
     for axis in axes[1]:
@@ -310,9 +317,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--turns", nargs="+", type=int, default=[2, 4, 8, 16, 32, 64])
     parser.add_argument("--old-limit", type=int, default=16, help="turns up to which separate rows are measured")
     parser.add_argument("--trajectories", type=int, default=1, help="episodes of a training or scoring pass")
-    parser.add_argument("--slots", type=int, default=4, help="episodes of a rollout, all in play at once")
+    parser.add_argument("--slots", type=int, default=2, help="episodes of a rollout, all in play at once")
     parser.add_argument("--observation", type=int, default=500, help="tokens")
     parser.add_argument("--response", nargs=2, type=int, default=[20, 60], help="fewest and most tokens")
+    parser.add_argument("--memory-of", nargs="+", choices=TIMED, default=TIMED)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=1024)
@@ -339,7 +347,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     for part in options.parts:
         print(f"\n{part}\n")
         if part == "memory":
-            found[part] = show_memory(options)
+            found[part] = found.get(part, {}) | show_memory(options)
         elif part == "attention":
             found[part] = show_attention(work)
         elif part == "padding":
