@@ -88,7 +88,7 @@ def check_batch(inputs: CreditInputs, signals: Mapping[str, Signal]) -> None:
     _check_shapes(inputs, tensors)
     for signal, value in given.values():
         if signal.kind in ("float", "int"):
-            _check_values(signal, value, inputs.response_mask)
+            _check_values(signal, value, inputs)
         if signal.check is not None:
             signal.check(value, inputs)
 
@@ -124,12 +124,15 @@ def _check_shapes(inputs: CreditInputs, tensors: Mapping[str, tuple[Signal, Tens
             )
 
 
-def _check_values(signal: Signal, value: Tensor, mask: Tensor) -> None:
+def _check_values(signal: Signal, value: Tensor, inputs: CreditInputs) -> None:
     """Raise unless numbers are finite and in the signal's range, inside the mask where there is one per token."""
-    value, per_token = value.detach(), signal.axes == "MT"
+    value, mask, per_token = value.detach(), inputs.response_mask, signal.axes == "MT"
     low, high = (-torch.inf if signal.low is None else signal.low), (torch.inf if signal.high is None else signal.high)
     unbounded = signal.low is None and signal.high is None
-    rows = suspect_rows(value, mask) if per_token and unbounded else torch.arange(len(value), device=value.device)
+    if per_token and unbounded:
+        rows = _suspects(signal.name, value, inputs)
+    else:
+        rows = torch.arange(len(value), device=value.device)
     part = value[rows]
     finite = part.isfinite()
     bad = ~(finite & (part >= low) & (part <= high))
@@ -151,6 +154,13 @@ def _range_rule(signal: Signal) -> str:
     if signal.low is None or signal.high is None:
         return f"be at least {signal.low}" if signal.high is None else f"be at most {signal.high}"
     return f"lie in [{signal.low}, {signal.high}]"
+
+
+def _suspects(name: str, value: Tensor, inputs: CreditInputs) -> Tensor:
+    """`suspect_rows` of a signal; both log-probs share one pass, whose sums methods read too."""
+    if name in ("student_logprobs", "teacher_logprobs"):
+        return (~inputs.masked_sums.isfinite()).nonzero()[:, 0]
+    return suspect_rows(value, inputs.response_mask)
 
 
 def suspect_rows(value: Tensor, mask: Tensor) -> Tensor:
@@ -253,8 +263,8 @@ def _check_advantages(method: str, credit: Credit, mask: Tensor) -> None:
         )
     for part in row_blocks(mask):
         values, sampled = advantages[part].detach(), mask[part]
-        # x less x inside the mask is 0 everywhere only if x is 0 outside it and finite inside
-        if float((values - spread(values.clone(), sampled)).abs_().amax()) == 0:
+        # x times 0 inside the mask and 1 outside is 0 everywhere only if x is 0 outside and finite inside
+        if float((sampled.view(torch.int8) ^ 1).to(values.dtype).mul_(values).abs_().amax()) == 0:
             continue
         stray = (values != 0) & ~sampled
         bad = stray | ~values.isfinite()

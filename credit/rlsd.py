@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
 from .checks import check_range
 from .groups import group_metrics, trajectory_advantages
 from .inputs import Credit, CreditInputs
 from .metrics import deviation
 from .registry import register_credit
 from .schedules import linear_decay
-from .tokens import mean_factor, spread, token_gaps
+from .tokens import mean_factor, weigh_tokens
 
 _LOG2_E = math.log2(math.e)
 
@@ -58,11 +60,14 @@ def rlsd(
     )
     advantage = trajectory[inputs.trajectory_ids]
     # exp2 is vectorised on every CPU; exp goes to a library that is slow on some.
-    exponent = (advantage.sign() * _LOG2_E)[:, None]
-    weights = token_gaps(inputs).mul_(exponent).exp2_().clamp_(1 - band, 1 + band)
-    credit = weights.mul_((advantage * share)[:, None]).add_((advantage * (1 - share))[:, None])
-    credit = spread(credit, inputs.response_mask)
-    turn_weights = mean_factor(credit.sum(-1) / inputs.token_counts, advantage)
+    exponent = advantage.sign() * _LOG2_E
+
+    def weigh(gaps: Tensor, exponent: Tensor, mixed: Tensor, plain: Tensor) -> Tensor:
+        return gaps.mul_(exponent).exp2_().clamp_(1 - band, 1 + band).mul_(mixed).add_(plain)
+
+    mixed, plain = advantage * share, advantage * (1 - share)
+    credit, sums = weigh_tokens(inputs, weigh, exponent, mixed, plain, mask=inputs.response_mask)
+    turn_weights = mean_factor(sums / inputs.token_counts, advantage)
     metrics = {
         "lam": share,
         "turn_weight_std": deviation(turn_weights),

@@ -12,7 +12,7 @@ from .metrics import Mean, deviation
 from .registry import register_credit
 from .schedules import linear_decay
 from .segments import segment_mean, segment_sum
-from .tokens import mean_factor, spread, token_gaps
+from .tokens import mean_factor, scale_and_fill_, spread, weigh_tokens
 
 _STEP_EPS = 1e-6
 _STEP_RANGE = (0.5, 2.0)
@@ -76,14 +76,16 @@ def step_opsd(
         credit = spread(advantage, mask)
     else:
         # In the span A (1 + share (w - 1)) is 2 share |A| times this, as sigmoid(-x) = 1 - sigmoid(x).
-        half = token_gaps(inputs).sigmoid_().clamp_((1 - band) / 2, (1 + band) / 2)
-        shifted = spread(half.add_((advantage.sign() / (2 * share) - 0.5)[:, None]), span)
-        sums, size = shifted.sum(-1), 2 * share * advantage.abs()
+        def weigh(gaps: Tensor, shift: Tensor) -> Tensor:
+            return gaps.sigmoid_().clamp_((1 - band) / 2, (1 + band) / 2).add_(shift)
+
+        shifted, sums = weigh_tokens(inputs, weigh, advantage.sign() / (2 * share) - 0.5, mask=span)
+        size = 2 * share * advantage.abs()
         if step_normalization:
             strength = size * sums.abs() / sizes.clamp(min=1)
             coefficients = step_coefficients(strength, sizes > 0, inputs.trajectory_ids, inputs.num_trajectories)
         scale = size * coefficients
-        credit = spread(advantage, mask ^ span).addcmul_(shifted, scale[:, None])
+        credit = scale_and_fill_(shifted, scale, advantage, mask ^ span)
         mean = (scale * sums + advantage * (counts - sizes)) / counts
     metrics = {
         "lam": share,

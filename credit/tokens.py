@@ -5,7 +5,7 @@ Both work in row blocks that stay in a CPU's cache and zero by bits; nothing out
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,6 +49,33 @@ def token_gaps(inputs: CreditInputs, rows: Tensor | None = None) -> Tensor:
     return out
 
 
+def weigh_tokens(
+    inputs: CreditInputs, weigh: Callable[..., Tensor], *values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``weigh(delta, *values)`` on the True tokens of ``mask``, exactly 0 elsewhere, one block of rows at a time.
+
+    Args:
+        inputs: a batch with ``teacher_logprobs``.
+        weigh: from token gaps ``[R, T]``, its own to write into, and ``[R, 1]`` values of their turns to ``[R, T]``;
+            gaps outside the mask are of no account, and no row may depend on another.
+        values: ``[M]`` each.
+        mask: ``[M, T]`` bool, within ``inputs.response_mask``.
+
+    Returns:
+        ``[M, T]`` in ``inputs.dtype``, and its sums ``[M]`` over the tokens of a turn.
+    """
+    out = torch.empty(mask.shape, dtype=inputs.dtype, device=mask.device)
+    sums = torch.empty(mask.shape[0], dtype=inputs.dtype, device=mask.device)
+    assert inputs.teacher_logprobs is not None  # required by the registration
+    teacher, student = inputs.teacher_logprobs.detach(), inputs.student_logprobs.detach()
+    for part in row_blocks(mask):
+        block = out[part]
+        torch.sub(teacher[part].to(out.dtype), student[part].to(out.dtype), out=block)
+        block.copy_(weigh(block, *(value[part, None] for value in values)))
+        sums[part] = _zero_outside_(block, mask[part]).sum(-1)
+    return out, sums
+
+
 def spread(values: Tensor, mask: Tensor) -> Tensor:
     """Values on the True tokens of ``mask``, exactly 0 elsewhere, whatever stood there.
 
@@ -67,6 +94,19 @@ def spread(values: Tensor, mask: Tensor) -> Tensor:
         else:
             _fill_rows_(out[part], values[part], mask[part])
     return out
+
+
+def scale_and_fill_(values: Tensor, scale: Tensor, fill: Tensor, mask: Tensor) -> Tensor:
+    """``values * scale`` plus ``fill`` on the True tokens of ``mask``, into ``values``.
+
+    Args:
+        values: ``[M, T]``.
+        scale, fill: ``[M]``.
+        mask: ``[M, T]`` bool.
+    """
+    for part in row_blocks(mask):
+        values[part].mul_(scale[part, None]).add_(spread(fill[part], mask[part]))
+    return values
 
 
 def token_sums(inputs: CreditInputs) -> Tensor:

@@ -126,7 +126,7 @@ def main(descriptor: int) -> None:
                 break
             connection.send((serial, packed(slots.handle(kind, requests)), resident_mb()))
         slots.close()
-        gc.freeze()  # else the interpreter's end walks through every object once more: a third of a second for an engine
+        gc.freeze()  # else the interpreter's end walks through all objects once more, a third of a second for games
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     finally:

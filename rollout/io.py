@@ -14,7 +14,6 @@ import os
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ VERSION = 1
 
 
 def _encode(trajectory: Trajectory) -> str:
-    line = json.dumps(asdict(trajectory), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    record = {**vars(trajectory), "turns": [vars(turn) for turn in trajectory.turns]}  # asdict would copy every token id
+    line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # UTF-8 cannot hold a lone surrogate, JSON's escape can
     return line if line.isascii() else re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", line)
 

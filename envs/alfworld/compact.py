@@ -16,7 +16,7 @@ from typing import Any
 
 from ..base import HistoryEntry, Message, Observation, Task
 from .data import GAME_FILE, INNER_FOLDER
-from .generator import generate_games
+from .generator import generate_splits
 from .hints import Hint
 from .houses import ROOMS, wheel_facts
 from .suite import AlfWorldSuite
@@ -209,6 +209,9 @@ def compact_suite(
 
 def generate_once(folder: str | os.PathLike[str], counts: Mapping[str, int]) -> None:
     """Generate the games of small houses that a folder does not hold yet. Args: counts: split -> number of games."""
-    for split, count in counts.items():
-        if len(list(Path(folder, INNER_FOLDER, split).glob(f"*/*/{GAME_FILE}"))) < count:
-            generate_games(folder, count, seed=0, split=split, house_size="small", num_workers=2)
+    missing = {
+        split: count
+        for split, count in counts.items()
+        if len(list(Path(folder, INNER_FOLDER, split).glob(f"*/*/{GAME_FILE}"))) < count
+    }
+    generate_splits(folder, missing, house_size="small", num_workers=2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..base import EnvFailure, Observation, StepResult
@@ -19,6 +20,7 @@ from .layout import Layout, draw_layout
 from .problem import game_content, trajectory_content
 
 _ENGINE = []
+Verified = Callable[[list[Path]], list[bool]]
 
 
 def generate_games(
@@ -62,6 +64,49 @@ def generate_games(
         ImportError: the alfworld wheel is not installed.
     """
     _check(num_games, house_size, task_types, num_workers)
+    with _verifying(num_workers if verify else 0) as verified:
+        return _generate(
+            folder,
+            num_games,
+            seed,
+            split=split,
+            house_size=house_size,
+            task_types=task_types,
+            exclude=exclude,
+            verified=verified if verify else None,
+        )
+
+
+def generate_splits(
+    folder: str | os.PathLike[str],
+    counts: Mapping[str, int],
+    seed: int = 0,
+    *,
+    house_size: str = "small",
+    num_workers: int = 0,
+) -> list[Game]:
+    """`generate_games` for several splits, split name -> number of games, with the same processes for all of them."""
+    for count in counts.values():
+        _check(count, house_size, tuple(TASK_TYPES), num_workers)
+    with _verifying(num_workers) as verified:
+        return [
+            game
+            for split, count in counts.items()
+            for game in _generate(folder, count, seed, split=split, house_size=house_size, verified=verified)
+        ]
+
+
+def _generate(
+    folder: str | os.PathLike[str],
+    num_games: int,
+    seed: int,
+    *,
+    split: str,
+    house_size: str,
+    task_types: Sequence[str] = tuple(TASK_TYPES),
+    exclude: Iterable[str | os.PathLike[str]] = (),
+    verified: Verified | None,
+) -> list[Game]:
     root = Path(folder).expanduser().resolve() / INNER_FOLDER
     seen = _signatures([root, *(Path(other).expanduser().resolve() for other in exclude)])
     names = [_trial_name(split, seed, number) for number in range(num_games)]
@@ -81,7 +126,7 @@ def generate_games(
                 kind = task_types[number % len(task_types)]
                 layout, attempts[number] = _draw_new(kind, house_size, (split, seed, number), attempt, seen)
                 drawn[number] = layout, _write(Path(staging), layout, names[number], house_size)
-            won = _verify_all([path for _, path in drawn.values()], num_workers) if verify else [True] * len(drawn)
+            won = verified([path for _, path in drawn.values()]) if verified else [True] * len(drawn)
             for (number, (layout, path)), is_good in zip(drawn.items(), won, strict=True):
                 if not is_good:
                     shutil.rmtree(path.parent)
@@ -153,17 +198,24 @@ def _write(folder: Path, layout: Layout, name: str, house_size: str) -> Path:
     return path
 
 
-def _verify_all(paths: list[Path], num_workers: int) -> list[bool]:
-    if num_workers == 0 or len(paths) < 2:
-        return [verify_game(path) for path in paths]
-    won: list[bool] = []
+@contextlib.contextmanager
+def _verifying(num_workers: int) -> Iterator[Verified]:
+    """`verify_game` of many games, here or in processes that end afterwards."""
+    if num_workers == 0:
+        yield lambda paths: [verify_game(path) for path in paths]
+        return
     with VectorEnv(GameVerifier, 8 * num_workers, num_workers=num_workers, timeout=600.0) as verifiers:
-        for first in range(0, len(paths), verifiers.num_envs):
-            batch = {slot: str(path) for slot, path in enumerate(paths[first : first + verifiers.num_envs])}
-            for slot, answer in verifiers.reset(batch).items():
-                if isinstance(answer, EnvFailure):
-                    raise RuntimeError(f"generate_games: {batch[slot]} could not be verified: {answer.message}")
-                won.append(answer.text == "won")
+        yield lambda paths: _verify_all(verifiers, paths)
+
+
+def _verify_all(verifiers: VectorEnv, paths: list[Path]) -> list[bool]:
+    won: list[bool] = []
+    for first in range(0, len(paths), verifiers.num_envs):
+        batch = {slot: str(path) for slot, path in enumerate(paths[first : first + verifiers.num_envs])}
+        for slot, answer in verifiers.reset(batch).items():
+            if isinstance(answer, EnvFailure):
+                raise RuntimeError(f"generate_games: {batch[slot]} could not be verified: {answer.message}")
+            won.append(answer.text == "won")
     return won
 
 

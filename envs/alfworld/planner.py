@@ -1,4 +1,3 @@
-# TextWorld's planner has no type information
 """The planner library, loaded once per engine without the debug information that its build leaves in it."""
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 def load_planner() -> Any:
     """A copy of the planner library of its own, as `fast_downward.load_lib` loads it.
 
-    Every copy is written anew, because the loader takes one file for one library. Of the 34 MB that a build leaves, 1 MB
-    is loaded: the rest is not written.
+    Every copy is written anew, because the loader takes one file for one library. Of the 34 MB that a build with debug
+    information leaves 1 MB is loaded, and only that is written.
     """
     whole = interface.DOWNWARD_LIB_PATH
     if not os.path.isfile(whole):

@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +136,37 @@ def test_two_environments_in_one_process_do_not_mix(official):
             if turn < len(walk):
                 record.append(env.step(walk[turn]))
     assert mixed == alone
+
+
+def test_siblings_of_one_game_share_nothing_that_changes(official):
+    game = one_of_each_type(official)[0]
+    a, b = AlfWorldEnv(official), AlfWorldEnv(official)
+    alone = _transcript(a, game)
+    mixed, beginnings = [a.reset(game.id)], []
+    for command in read_game(game.path)["walkthrough"]:
+        beginnings.append(b.reset(game.id))  # b starts the same game again and again, and goes another way
+        b.step(alone[0].admissible_actions[-1])
+        mixed.append(a.step(command))
+    assert mixed == alone
+    assert beginnings == [alone[0]] * len(beginnings)
+    assert _transcript(b, game) == alone
+
+
+def test_the_planner_is_loaded_without_what_the_loader_does_not_read():
+    from fast_downward import interface
+
+    from turncredit.envs.alfworld.planner import load_planner, loadable
+
+    whole = Path(interface.DOWNWARD_LIB_PATH).read_bytes()
+    lean = loadable(whole)
+    assert len(lean) <= len(whole)
+    assert len(loadable(whole + b"debug" * 1000)) == len(lean)
+    assert loadable(lean) == lean
+    assert loadable(b"\xcf\xfa\xed\xfe" * 40) == b"\xcf\xfa\xed\xfe" * 40  # another system's library
+    assert loadable(whole[:100]) == whole[:100]
+    one, other = load_planner(), load_planner()
+    assert one._handle != other._handle  # each its own planning task
+    assert Path(interface.DOWNWARD_LIB_PATH).read_bytes() == whole
 
 
 def test_malformed_actions_cost_a_turn_and_never_raise(official):
