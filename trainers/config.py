@@ -148,6 +148,7 @@ class GRPOConfig:
         num_iterations: epochs over the rollouts of one update.
         num_minibatches: optimiser steps per epoch; trajectories stay whole.
         micro_batch_tokens: sequences x longest sequence in one forward pass; accumulation takes as many as are needed.
+            None is 16,384, or 4,096 on a CPU, where larger tensors are slow (docs/speed.md).
         per_device_train_batch_size: rows in one training micro-batch at most; None leaves it to micro_batch_tokens.
         share_prefixes: compute tokens once that rows have in common; False scores and trains every row by itself.
         continuous_batching: let finished responses leave and new prompts join while others are generated; False
@@ -180,7 +181,7 @@ class GRPOConfig:
     ds3_gather_for_generation: bool = option(True, flag())
     num_iterations: int = option(1, count(1))
     num_minibatches: int = option(1, count(1))
-    micro_batch_tokens: int = option(16384, count(1))
+    micro_batch_tokens: int | None = option(None, count(1, none="for what suits the device"))
     per_device_train_batch_size: int | None = option(None, count(1, none="to let micro_batch_tokens decide"))
     share_prefixes: bool = option(True, flag())
     continuous_batching: bool = option(True, flag())
@@ -227,6 +228,10 @@ class GRPOConfig:
         for name in _names(self):
             setattr(self, name, getattr(self, name))
         self._check_together()
+
+    def tokens_per_pass(self, device: str) -> int:
+        """`micro_batch_tokens`, or what suits a type of device."""
+        return self.micro_batch_tokens or (4096 if device == "cpu" else 16384)
 
     def to_dict(self) -> dict[str, Any]:
         """Every option by its own name, none in a group; ``GRPOConfig(**config.to_dict())`` is the same."""

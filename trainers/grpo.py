@@ -142,7 +142,7 @@ class GRPOTrainer:
         self.skipped_steps = self.failed_saves = self.empty_updates = 0
         self.best: dict[str, float] = {}
         self.eval_trajectories: list[Trajectory] = []
-        self.limits = MicroBatchLimits.of(config)
+        self.limits = MicroBatchLimits.of(config, self.accelerator.device.type)
         self.guard = TerminationGuard(immediate=self.accelerator.num_processes == 1)
 
         teacher_model = load_teacher(self.method, model, tokenizer)

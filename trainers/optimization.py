@@ -158,7 +158,7 @@ def accumulate_gradients(
         TypeError, ValueError: a term that returns something else than one loss per token, or reads what is not there.
         MicroBatchTooLarge: memory ran out again, or with one row, or under ZeRO.
     """
-    limits = limits or MicroBatchLimits.of(config)
+    limits = limits or MicroBatchLimits.of(config, accelerator.device.type)
     terms = objective(config) if terms is None else terms
     check_terms(terms, rows.signals, accelerator.unwrap_model(scorer).attached)
     if all(term.rows == "active" for term in terms):

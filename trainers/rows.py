@@ -78,9 +78,9 @@ class MicroBatchLimits:
     share: bool = True
 
     @classmethod
-    def of(cls, config: GRPOConfig) -> MicroBatchLimits:
-        """The limits that a configuration asks for."""
-        return cls(config.micro_batch_tokens, config.per_device_train_batch_size, config.share_prefixes)
+    def of(cls, config: GRPOConfig, device: str = "cpu") -> MicroBatchLimits:
+        """The limits that a configuration asks for on a type of device."""
+        return cls(config.tokens_per_pass(device), config.per_device_train_batch_size, config.share_prefixes)
 
     def plan(self, rows: TrainRows, scorer: PolicyScorer) -> list[Pack]:
         """Every micro-batch, the longest sequences first; see `plan_packs`."""

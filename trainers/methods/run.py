@@ -157,7 +157,7 @@ class Run:
                 responses,
                 pad_token_id=self.tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
                 temperature=self.config.sampling.temperature or 1.0,
-                max_tokens=self.config.micro_batch_tokens,
+                max_tokens=self.config.tokens_per_pass(self.accelerator.device.type),
                 entropy=entropy,
                 modules=modules,
                 agree=functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
