@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,8 @@ class PackedRows:
 
     def to(self, device: Any) -> PackedRows:
         """The same on another device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return PackedRows(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()})
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
     def inputs(self, temperature: float, entropy: bool, min_chunks: int, modules: Sequence[str]) -> tuple[Any, ...]:
         """Arguments of `PolicyScorer.forward`, by place, as wrappers around it hand them on."""

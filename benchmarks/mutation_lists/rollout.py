@@ -3,8 +3,9 @@
 
 FOLDER = "rollout"
 SAMPLING, SCORING, COLLECTOR = (f"rollout/test_{name}.py" for name in ("sampling", "scoring", "collector"))
+PACKING = "rollout/test_packing.py"
 STATEMENTS, PROMPTS = "rollout/test_statements.py", "rollout/test_prompts.py"
-TESTS = (STATEMENTS, COLLECTOR, SAMPLING, SCORING, PROMPTS)
+TESTS = (STATEMENTS, COLLECTOR, SAMPLING, SCORING, PACKING, PROMPTS)
 EPISODES, CONTEXTS, CHATS = (f"rollout/test_{name}.py" for name in ("episodes", "contexts", "conversations"))
 SEEDS = "(seed, step, start.task.id, start.rollout_index, len(self.turns), *start.seed)"
 MUTATIONS = (
@@ -70,5 +71,12 @@ MUTATIONS = (
      "rows of a micro-batch swapped", SCORING),
     ("packing", "torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)",
      "torch.arange(len(prompt), len(prompt) + len(response)).clamp(max=width - 1)", "scores one place late", SCORING),
-    ("scoring", "asked = (temperature, entropy and", "asked = (1.0, entropy and", "scores at temperature 1", SAMPLING),
+    ("packing", "_leave(edges, branch.shared, place, ends)", "pass", "siblings see one another", PACKING),
+    ("packing", "= np.arange(branch.shared, branch.length)", "= np.arange(place, place + new)",
+     "positions of the sequence, not of the row", PACKING),
+    ("packing", "before = len(prompts[row]) - 1", "before = len(prompts[row]) - 2", "rows of a tree scored one place early", PACKING),
+    ("packing", "size - total - width <= max_padding * size", "size >= 0", "padding without a limit", PACKING),
+    ("scoring", "torch.zeros_like(score).scatter(0, order, score)", "score", "targets in the order of their places", PACKING),
+    ("scoring", "(temperature, entropy and number < len(plan)", "(1.0, entropy and number < len(plan)",
+     "scores at temperature 1", SAMPLING),
 )  # fmt: skip
