@@ -22,8 +22,6 @@ MUTATIONS = (
      "rows share a token in which they differ", PLAN),
     ("packing", "behind is None or common < len(ids):", "behind is None or common <= len(ids):",
      "a row that another continues is computed by itself", PLAN),
-    ("packing", 'f">{len(p) +', 'f"<{len(p) +', "rows sorted by the wrong end of their ids",
-     PLAN),
     ("packing", "return branch if not branch.shared else Branch(", "return branch if True else Branch(",
      "a tree that is cut loses its trunk", PLAN),
     ("packing", "stops[last] + widths[first] > max_tokens or counts", "counts", "trees wider than the budget", PLAN),

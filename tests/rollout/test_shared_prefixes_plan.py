@@ -51,8 +51,8 @@ def check_targets(rows: Rows, entry, packed) -> set[int]:
             past.append(token)
             target += 1
     assert target == len(packed.targets)
-    if packed.picks is not None:  # computed once, and nothing that nobody wants
-        assert len(set(packed.positions.tolist())) == len(packed.positions)
+    assert len(set(packed.positions.tolist())) == len(packed.positions), "a place is visited once"
+    if packed.picks is not None:  # and nothing that nobody wants
         assert sorted(set(packed.picks.tolist())) == list(range(len(packed.positions)))
     return used
 

@@ -149,7 +149,10 @@ def test_processes_that_must_keep_in_step_make_equally_many_calls():
         assert len(visits) == (batches + 2) * (chunks + 1)
         if len(given):
             assert_same_scores(scores, plain)
-    assert asked[1] == [0, 1]
+    packs = [pack(entry, rows.prompts, rows.responses, 0, "cpu") for entry in plain.packs]
+    places, targets = (max(-(-len(getattr(p, name)) // 4) for p in packs) for name in ("positions", "targets"))
+    assert asked == [[len(packs), places], [0, 1]]
+    assert places < targets
 
 
 class Doubled(nn.Module):
