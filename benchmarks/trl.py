@@ -5,7 +5,8 @@
 Needs `pip install turncredit[trl]`, ALFWorld's engine for the first table, Linux, and Python 3.11. Prints a table in
 markdown for each workload (benchmarks/beside_trl/workloads.py): the embedded policy, a vocabulary of 151,936, and
 append-only episodes of 4 and 8 turns through TRL's own environment loop. A round starts one process for each column;
-medians of the updates after the first, then of the rounds. docs/speed.md says what is alike on both sides, and what not.
+medians of the updates after the first, then of the rounds. docs/speed.md says what is alike on both sides, and what is
+not.
 """
 
 from __future__ import annotations
