@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,8 @@ class PackedRows:
 
     def to(self, device: Any) -> PackedRows:
         """The same on another device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return PackedRows(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()})
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
     def inputs(self, temperature: float, entropy: bool, min_chunks: int, modules: Sequence[str]) -> tuple[Any, ...]:
         """Arguments of `PolicyScorer.forward`, by place, as wrappers around it hand them on."""
@@ -59,16 +59,16 @@ class Branch:
     """A row in a sequence, without the tokens that it shares with the branch before it.
 
     Args:
-        row: whose tokens these are.
-        shared: how many it shares; they lie on the path that the branches before have made.
+        shared: tokens that it shares; they lie on the path that the branches before have made.
         length: of the row, tokens.
         rows: the rows that are a beginning of it, and it, the shortest first.
+        ids: prompt and response, four big-endian bytes a token.
     """
 
-    row: int
     shared: int
     length: int
     rows: tuple[int, ...]
+    ids: bytes
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def plan_packs(
         share: False computes every row by itself and pads as it comes.
 
     Raises:
-        ValueError: `max_tokens` below 1.
+        ValueError: `max_tokens` below 1, or ids that no vocabulary has.
     """
     if max_tokens < 1:
         raise ValueError(f"plan_packs: max_tokens must be at least 1, got {max_tokens}; one row always fits")
@@ -205,9 +205,12 @@ def pack(entry: Pack, prompts: Rows, responses: Rows, pad_token_id: int, device:
     ).to(device)
 
 
+_NO_WASTE = {"padding_share": 0.0, "shared_share": 0.0}
+
+
 def waste(size: float, tokens: float, separate: float) -> dict[str, float]:
     """Metrics of packs whose counts were added up (see `Pack`): the share that is padding, the share that was saved."""
-    return {"padding_share": 1 - tokens / max(size, 1), "shared_share": 1 - tokens / max(separate, 1)}
+    return {"padding_share": 1 - tokens / size, "shared_share": 1 - tokens / separate} if size else _NO_WASTE
 
 
 class _Layout:
@@ -225,8 +228,8 @@ class _Layout:
         edges: list[tuple[int, int, int]] = []  # those of the path: first depth, depth behind, first place
         found, place = [], 0
         for branch in sequence:
-            prompt, response, new = prompts[branch.row], responses[branch.row], branch.length - branch.shared
-            ids[place : place + new] = np.array([*prompt, *response][branch.shared :], np.int64)
+            new = branch.length - branch.shared
+            ids[place : place + new] = np.frombuffer(branch.ids, ">u4")[branch.shared :]
             depths[place : place + new] = np.arange(branch.shared, branch.length)
             path[branch.shared : branch.length] = np.arange(place, place + new)
             _leave(edges, branch.shared, place, ends)
@@ -252,10 +255,12 @@ def _leave(edges: list[tuple[int, int, int]], depth: int, place: int, ends: np.n
 def _trie(prompts: Rows, responses: Rows) -> list[Branch]:
     """The leaves of the rows' trie from left to right, each with what it shares with the one before."""
     # big-endian bytes sort like the ids; shorter ones come before those that continue them
-    texts = [
-        struct.pack(f">{len(prompt) + len(response)}I", *prompt, *response)
-        for prompt, response in zip(prompts, responses, strict=True)
-    ]
+    try:
+        texts = [struct.pack(f">{len(p) + len(r)}I", *p, *r) for p, r in zip(prompts, responses, strict=True)]
+    except struct.error as error:
+        raise ValueError(
+            f"plan_packs: prompts and responses must hold ids from 0 to 2**32 - 1, got others ({error}); look there"
+        ) from error
     order = sorted(range(len(texts)), key=texts.__getitem__)
     leaves: list[Branch] = []
     shared, rows, ids = 0, [], None
@@ -265,7 +270,7 @@ def _trie(prompts: Rows, responses: Rows) -> list[Branch]:
         behind = None if index + 1 == len(order) else np.frombuffer(texts[order[index + 1]], np.uint32)
         common = 0 if behind is None else _common(ids, behind)
         if behind is None or common < len(ids):
-            leaves.append(Branch(row, shared, len(ids), tuple(rows)))
+            leaves.append(Branch(shared, len(ids), tuple(rows), texts[row]))
             shared, rows = common, []
         ids = behind
     return leaves
@@ -280,33 +285,33 @@ def _common(first: np.ndarray, second: np.ndarray) -> int:
 
 def _opened(branch: Branch) -> Branch:
     """A branch that begins a sequence and shares nothing."""
-    return branch if not branch.shared else Branch(branch.row, 0, branch.length, branch.rows)
+    return replace(branch, shared=0) if branch.shared else branch
 
 
 def _cheapest_trees(
     leaves: Sequence[Branch], max_tokens: int, max_rows: int | None, attention_cost: float
 ) -> list[tuple[Branch, ...]]:
     """Cut the leaves into runs of neighbours so that the sequences cost least in all."""
-    lengths = np.array([leaf.length for leaf in leaves])
-    new = np.cumsum([leaf.length - leaf.shared for leaf in leaves])
-    counts = np.cumsum([0, *(len(leaf.rows) for leaf in leaves)])
-    lead = lengths - new  # a run from i to j is new[j] + lead[i] wide
+    lengths = np.array([leaf.length for leaf in leaves], np.int64)
+    ends = np.cumsum(lengths - np.array([leaf.shared for leaf in leaves], np.int64))
+    lead = lengths - ends  # a run from i to j is lead[i] + ends[j] wide
+    counts = [0, *itertools.accumulate(len(leaf.rows) for leaf in leaves)]
+    most, widths, stops = max_rows or counts[-1], lead.tolist(), ends.tolist()
     best = np.zeros(len(leaves) + 1)
-    begins, first = [0] * (len(leaves) + 1), 0
+    begins, first, cost = [0] * (len(leaves) + 1), 0, 0.0
     for last, leaf in enumerate(leaves):
         first = first if leaf.shared else last
-        while first < last and (
-            new[last] + lead[first] > max_tokens or (max_rows and counts[last + 1] - counts[first] > max_rows)
-        ):
+        while first < last and (stops[last] + widths[first] > max_tokens or counts[last + 1] - counts[first] > most):
             first += 1
-        best[last + 1] = best[last] + leaf.length * (1 + attention_cost / 2 * leaf.length)
+        cost += leaf.length * (1 + attention_cost / 2 * leaf.length)
         begins[last + 1] = last
         if first < last:
-            width = lead[first:last] + new[last]
+            width = lead[first:last] + stops[last]
             costs = best[first:last] + width * (1 + attention_cost * width)
             choice = int(costs.argmin())
-            if costs[choice] < best[last + 1]:
-                best[last + 1], begins[last + 1] = costs[choice], first + choice
+            if costs[choice] < cost:
+                cost, begins[last + 1] = float(costs[choice]), first + choice
+        best[last + 1] = cost
     trees, stop = [], len(leaves)
     while stop:
         trees.append(tuple(leaves[begins[stop] : stop]))
