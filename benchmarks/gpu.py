@@ -7,8 +7,8 @@
 Two updates of the real trainer for each shape and column, of which the first warms up: once with plain `generate` and a
 row a turn, once with continuous batching and shared prefixes. Episodes are append-only, 4 turns of 100-word
 observations behind a prompt of 500; responses end by chance, after 80 tokens in the mean and 256 at most. Weights are
-float32 under bf16 autocast, gradient checkpointing is on, there is no reference. Tokens a second of scoring and training
-count the tokens of separate rows in both columns, so that columns can be compared.
+float32 under bf16 autocast, gradient checkpointing is on, there is no reference. Tokens a second of scoring and of
+training count the tokens of separate rows in both columns, so that columns can be compared.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """An update beside TRL's: seconds, CPU seconds, phases and memory, alternating processes in one run.
 
-    python benchmarks/trl.py [--tables policy vocabulary turns-4 turns-8] [--rounds 3] [--updates 4] [--threads 2]
+    python benchmarks/trl.py [--tables policy vocabulary turns-4 turns-8] [--rounds 2] [--updates 3] [--threads 2]
 
 Needs `pip install turncredit[trl]`, ALFWorld's engine for the first table, Linux, and Python 3.11. Prints a table in
 markdown for each workload (benchmarks/beside_trl/workloads.py): the embedded policy, a vocabulary of 151,936, and
 append-only episodes of 4 and 8 turns through TRL's own environment loop. A round starts one process for each column;
-medians of the updates after the first, then of the rounds. docs/speed.md says what is alike on both sides, and what not.
+medians of the updates after the first, then of the rounds. docs/speed.md says what is alike on both sides, and what is
+not.
 """
 
 from __future__ import annotations
@@ -64,11 +65,12 @@ def measure(name: str, columns: list[str], args: argparse.Namespace, folder: str
     """The table of one workload, and the versions that its children named."""
     found: dict[str, list[dict[str, float]]] = {column: [] for column in columns}
     versions: dict[str, str] = {}
-    for _ in range(args.rounds):
+    cold = WORKLOADS[name].cold
+    for _ in range(1 if cold else args.rounds):
         for column in columns:
             script, options = COLUMNS[column]
             job = {"folder": folder, "workload": name, "options": options, "entropy_coef": args.entropy_coef}
-            job |= {"updates": 0 if WORKLOADS[name].cold else args.updates, "threads": args.threads}
+            job |= {"updates": 0 if cold else args.updates, "threads": args.threads}
             last = json.loads(start(script, job, args.threads).splitlines()[-1])
             found[column].append(last["result"])
             versions |= last["versions"]
@@ -111,8 +113,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=["turncredit", "TRL", "both off"])
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each column")
-    parser.add_argument("--updates", type=int, default=4, help="measured updates of a process; one more warms up")
+    parser.add_argument("--rounds", type=int, default=2, help="processes of each column")
+    parser.add_argument("--updates", type=int, default=3, help="measured updates of a process; one more warms up")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--entropy-coef", type=float, default=0.0, help="of an entropy bonus, on both sides")
     args = parser.parse_args()

@@ -71,7 +71,7 @@ class Meter:
         return taken
 
     def report(self, versions: dict[str, str]) -> None:
-        """The last line that a child prints: medians of the updates after the first (of it, if it is alone), peak memory."""
+        """The last line that a child prints: medians of the updates after the first (of it, if alone), peak memory."""
         measured = {"wall seconds": [wall for wall, _ in self.laps], "CPU seconds": [cpu for _, cpu in self.laps]}
         rows = {**measured, **self.phases, **self.work}
         result = {name: statistics.median(values[1:] or values) for name, values in rows.items()}

@@ -29,7 +29,7 @@ class Workload:
         prompt: tokens of the first prompt; 0 takes ALFWorld's first turns as the embedded policy reads them.
         observation: words of each later observation.
         vocabulary, hidden, layers, tied: of a random Qwen2, where the policy is not the embedded one.
-        cold: measure the first update alone: another one would take a minute.
+        cold: one process of a column, and its first update alone: another one would take TRL a minute.
     """
 
     title: str
@@ -54,7 +54,7 @@ class Workload:
 def _turns(turns: int) -> Workload:
     title = f"append-only episodes of {turns} turns, observations of 80 tokens"
     sizes: dict[str, Any] = {"prompt": 80, "observation": 80, "vocabulary": 2048, "hidden": 128, "layers": 4}
-    return Workload(title, 4, 4, 20, turns, **sizes, tied=False)
+    return Workload(title, 2, 4, 20, turns, **sizes, tied=False)
 
 
 WORKLOADS = {
