@@ -288,6 +288,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(11, 6.2), sharex=True, layout="constrained")
     for axis, (title, (rows, key)) in zip(axes.flat, panels.items(), strict=True):
         if rows is None:  # not measured
+            axis.set_axis_off()
             continue
         for mode, colour in (("old", "#b5533c"), ("new", "#2a6f97")):
             points = [(int(k), cells[mode][key] if key else cells[mode]) for k, cells in rows.items() if mode in cells]
@@ -305,7 +306,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axis.grid(alpha=0.25)
     for axis in axes[1]:
         axis.set_xlabel("turns")
-    axes[0, 0].legend(frameon=False, fontsize=9)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=110)
 
 
