@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,8 @@ class PackedRows:
 
     def to(self, device: Any) -> PackedRows:
         """The same on another device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return PackedRows(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()})
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
     def inputs(self, temperature: float, entropy: bool, min_chunks: int, modules: Sequence[str]) -> tuple[Any, ...]:
         """Arguments of `PolicyScorer.forward`, by place, as wrappers around it hand them on."""
@@ -154,7 +154,7 @@ def plan_packs(
         share: False computes every row by itself and pads as it comes.
 
     Raises:
-        ValueError: `max_tokens` below 1.
+        ValueError: `max_tokens` below 1, or ids that no vocabulary has.
     """
     if max_tokens < 1:
         raise ValueError(f"plan_packs: max_tokens must be at least 1, got {max_tokens}; one row always fits")
@@ -205,9 +205,12 @@ def pack(entry: Pack, prompts: Rows, responses: Rows, pad_token_id: int, device:
     ).to(device)
 
 
+_NO_WASTE = {"padding_share": 0.0, "shared_share": 0.0}
+
+
 def waste(size: float, tokens: float, separate: float) -> dict[str, float]:
     """Metrics of packs whose counts were added up (see `Pack`): the share that is padding, the share that was saved."""
-    return {"padding_share": 1 - tokens / max(size, 1), "shared_share": 1 - tokens / max(separate, 1)}
+    return {"padding_share": 1 - tokens / size, "shared_share": 1 - tokens / separate} if size else _NO_WASTE
 
 
 class _Layout:
@@ -252,10 +255,12 @@ def _leave(edges: list[tuple[int, int, int]], depth: int, place: int, ends: np.n
 def _trie(prompts: Rows, responses: Rows) -> list[Branch]:
     """The leaves of the rows' trie from left to right, each with what it shares with the one before."""
     # big-endian bytes sort like the ids; shorter ones come before those that continue them
-    texts = [
-        struct.pack(f">{len(prompt) + len(response)}I", *prompt, *response)
-        for prompt, response in zip(prompts, responses, strict=True)
-    ]
+    try:
+        texts = [struct.pack(f">{len(p) + len(r)}I", *p, *r) for p, r in zip(prompts, responses, strict=True)]
+    except struct.error as error:
+        raise ValueError(
+            f"plan_packs: prompts and responses must hold ids from 0 to 2**32 - 1, got others ({error}); look there"
+        ) from error
     order = sorted(range(len(texts)), key=texts.__getitem__)
     leaves: list[Branch] = []
     shared, rows, ids = 0, [], None
@@ -287,26 +292,26 @@ def _cheapest_trees(
     leaves: Sequence[Branch], max_tokens: int, max_rows: int | None, attention_cost: float
 ) -> list[tuple[Branch, ...]]:
     """Cut the leaves into runs of neighbours so that the sequences cost least in all."""
-    lengths = np.array([leaf.length for leaf in leaves])
-    new = np.cumsum([leaf.length - leaf.shared for leaf in leaves])
-    counts = np.cumsum([0, *(len(leaf.rows) for leaf in leaves)])
-    lead = lengths - new  # a run from i to j is new[j] + lead[i] wide
+    lengths = np.array([leaf.length for leaf in leaves], np.int64)
+    ends = np.cumsum(lengths - np.array([leaf.shared for leaf in leaves], np.int64))
+    lead = lengths - ends  # a run from i to j is lead[i] + ends[j] wide
+    counts = [0, *itertools.accumulate(len(leaf.rows) for leaf in leaves)]
+    most, widths, stops = max_rows or counts[-1], lead.tolist(), ends.tolist()
     best = np.zeros(len(leaves) + 1)
-    begins, first = [0] * (len(leaves) + 1), 0
+    begins, first, cost = [0] * (len(leaves) + 1), 0, 0.0
     for last, leaf in enumerate(leaves):
         first = first if leaf.shared else last
-        while first < last and (
-            new[last] + lead[first] > max_tokens or (max_rows and counts[last + 1] - counts[first] > max_rows)
-        ):
+        while first < last and (stops[last] + widths[first] > max_tokens or counts[last + 1] - counts[first] > most):
             first += 1
-        best[last + 1] = best[last] + leaf.length * (1 + attention_cost / 2 * leaf.length)
+        cost += leaf.length * (1 + attention_cost / 2 * leaf.length)
         begins[last + 1] = last
         if first < last:
-            width = lead[first:last] + new[last]
+            width = lead[first:last] + stops[last]
             costs = best[first:last] + width * (1 + attention_cost * width)
             choice = int(costs.argmin())
-            if costs[choice] < best[last + 1]:
-                best[last + 1], begins[last + 1] = costs[choice], first + choice
+            if costs[choice] < cost:
+                cost, begins[last + 1] = float(costs[choice]), first + choice
+        best[last + 1] = cost
     trees, stop = [], len(leaves)
     while stop:
         trees.append(tuple(leaves[begins[stop] : stop]))

@@ -120,7 +120,9 @@ def make_policy(
     scoring = scorer if zero_stage(accelerator) == 3 else module
     reference: Any = None
     if frozen is not None:
-        reference = prepare_reference(accelerator, PolicyScorer(frozen.eval().requires_grad_(False)), config)
+        copied = PolicyScorer(frozen.eval().requires_grad_(False))
+        copied.branches = bare.branches if ref_model is None else None
+        reference = prepare_reference(accelerator, copied, config)
     elif config.beta > 0:
         reference = AdapterOff(module) if neutral else InitialWeights(module, scoring)
     return Policy(scorer, optimizer, module.model, scoring, reference, initial, ref_model is not None)

@@ -3,8 +3,9 @@
 
 FOLDER = "rollout"
 SAMPLING, SCORING, COLLECTOR = (f"rollout/test_{name}.py" for name in ("sampling", "scoring", "collector"))
+PACKING = "rollout/test_packing.py"
 STATEMENTS, PROMPTS = "rollout/test_statements.py", "rollout/test_prompts.py"
-TESTS = (STATEMENTS, COLLECTOR, SAMPLING, SCORING, PROMPTS)
+TESTS = (STATEMENTS, COLLECTOR, SAMPLING, SCORING, PACKING, PROMPTS)
 EPISODES, CONTEXTS, CHATS = (f"rollout/test_{name}.py" for name in ("episodes", "contexts", "conversations"))
 SEEDS = "(seed, step, start.task.id, start.rollout_index, len(self.turns), *start.seed)"
 MUTATIONS = (
@@ -65,11 +66,17 @@ MUTATIONS = (
      COLLECTOR),
     ("sampling", "with _blank_generation_config(self.model):", "if True:", "generation config of the model inherited",
      SAMPLING),
-    ("scoring", "for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True))",
+    ("packing", "for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True))",
      "for index, (prompt, response) in enumerate(reversed(list(zip(prompts, responses, strict=True))))",
      "rows of a micro-batch swapped", SCORING),
-    ("scoring", "torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)",
+    ("packing", "torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)",
      "torch.arange(len(prompt), len(prompt) + len(response)).clamp(max=width - 1)", "scores one place late", SCORING),
-    ("scoring", "packed.targets, temperature, entropy, chunks, *wanted)",
-     "packed.targets, 1.0, entropy, chunks, *wanted)", "scores at temperature 1", SAMPLING),
+    ("packing", "_leave(edges, branch.shared, place, ends)", "pass", "siblings see one another", PACKING),
+    ("packing", "= np.arange(branch.shared, branch.length)", "= np.arange(place, place + new)",
+     "positions of the sequence, not of the row", PACKING),
+    ("packing", "before = len(prompts[row]) - 1", "before = len(prompts[row]) - 2", "rows of a tree scored one place early", PACKING),
+    ("packing", "size - total - width <= max_padding * size", "size >= 0", "padding without a limit", PACKING),
+    ("scoring", "torch.zeros_like(score).scatter(0, order, score)", "score", "targets in the order of their places", PACKING),
+    ("scoring", "(temperature, entropy and number < len(plan)", "(1.0, entropy and number < len(plan)",
+     "scores at temperature 1", SAMPLING),
 )  # fmt: skip

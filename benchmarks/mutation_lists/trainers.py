@@ -25,7 +25,7 @@ MUTATIONS = (
      "SDAR: gradient through the gate", LOSSES),
     ("losses", "return ratio * ((-gap)", "return ratio.detach() * ((-gap)", "Skill-SD: importance weight detached", TERMS),
     ("losses", "(-gap).clamp(max=20).exp() - 1 + gap", "gap.clamp(max=20).exp() - 1 - gap", "Skill-SD: forward k3", LOSSES),
-    ("optimization", "config.sampling.temperature or 1.0,\n                    bool(index)", "1.0,\n                    bool(index)",
+    ("optimization", "asked = (config.sampling.temperature or 1.0,", "asked = (1.0,",
      "temperature dropped in the update", WHOLE),
     ("optimization", "flat(rows.old_logprobs)", "scored.logprobs.detach()", "ratio always 1", STEP),
     ("optimization", "totals[key] = coef * (loss", "totals[key] = (loss", "coefficient of a lone term dropped", STEP),

@@ -169,6 +169,28 @@ def test_running_out_of_memory_halves_the_micro_batch_once_and_keeps_the_gradien
         accumulate_gradients(fresh_accelerator(), Cramped(model, 0), rows, config(), pad_token_id=0)
 
 
+def test_rows_that_share_prefixes_are_cut_smaller_too_when_memory_runs_out():
+    rows, _ = make_rows()
+    whole, _ = gradient(rows, config())
+    model = tiny_model()
+    scorer, limits = Cramped(model, 0), MicroBatchLimits.of(config())
+    plan = limits.plan(rows, scorer)
+    largest = max(len(entry.rows) for entry in plan)
+    scorer.max_rows = max(len(entry.sequences) for entry in plan) - 1
+    accumulate_gradients(fresh_accelerator(), scorer, rows, config(), pad_token_id=0, limits=limits)
+    assert scorer.failures == 1
+    assert limits.rows == -(-largest // 2)
+    assert max(len(entry.rows) for entry in limits.plan(rows, scorer)) <= limits.rows
+    assert_same({n: p.grad for n, p in model.named_parameters()}, whole)
+
+
+def test_one_row_that_others_begin_cannot_be_cut():
+    assert not MicroBatchLimits(100).halve(rows=4, branches=1)
+    limits = MicroBatchLimits(100)
+    assert limits.halve(rows=5, branches=2)
+    assert (limits.tokens, limits.rows) == (50, 3)
+
+
 def test_other_errors_are_not_taken_for_memory():
     rows, _ = make_rows()
     scorer = PolicyScorer(tiny_model())
