@@ -282,22 +282,21 @@ def draw(found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    panels = {
-        "training, CPU s": (found["training"], "cpu"),
-        "scoring, CPU s": (found["scoring"], "cpu"),
-        "rollout prefill, CPU s": (found["prefill"], "cpu"),
-        "training, tokens computed": (found["training"], "tokens"),
-        "training, peak MiB": (found["memory"]["training"], None),
-        "scoring, peak MiB": (found["memory"]["scoring"], None),
-    }
+    panels = {f"{part}, CPU s": (found.get(part), "cpu") for part in TIMED}
+    panels["training, tokens computed"] = found.get("training"), "tokens"
+    panels |= {f"{part}, peak MiB": (found.get("memory", {}).get(part), None) for part in ("training", "scoring")}
     figure, axes = plt.subplots(2, 3, figsize=(11, 6.2), sharex=True, layout="constrained")
     for axis, (title, (rows, key)) in zip(axes.flat, panels.items(), strict=True):
+        if rows is None:  # not measured
+            axis.set_axis_off()
+            continue
         for mode, colour in (("old", "#b5533c"), ("new", "#2a6f97")):
             points = [(int(k), cells[mode][key] if key else cells[mode]) for k, cells in rows.items() if mode in cells]
             label = {"old": "a row a turn", "new": "shared prefixes"}[mode]
             axis.plot(*zip(*points, strict=True), "o-", color=colour, label=label, markersize=4)
-        if title.startswith("training, CPU"):
-            rest = [(int(k), cells["seconds"] - cells["attention"]) for k, cells in found["attention"].items()]
+        if title == "training, CPU s" and "attention" in found:
+            shares = {k: cells["attention"] / cells["seconds"] for k, cells in found["attention"].items()}
+            rest = [(int(k), rows[k]["new"]["cpu"] * (1 - share)) for k, share in shares.items() if k in rows]
             axis.plot(*zip(*rest, strict=True), "--", color=colour, label="the same without attention")
         turns, values = zip(*points, strict=True)
         axis.plot(turns, [values[0] * k / turns[0] for k in turns], ":", color="grey", label="in proportion to turns")
@@ -307,7 +306,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axis.grid(alpha=0.25)
     for axis in axes[1]:
         axis.set_xlabel("turns")
-    axes[0, 0].legend(frameon=False, fontsize=9)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=110)
 
 
