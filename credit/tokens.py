@@ -116,9 +116,12 @@ def token_sums(inputs: CreditInputs) -> Tensor:
     buffer = torch.empty(0, dtype=inputs.dtype, device=mask.device)
     for part in row_blocks(mask):
         buffer.resize_(part.stop - part.start, mask.shape[1])
-        buffer.copy_(inputs.student_logprobs[part].detach())
-        if inputs.teacher_logprobs is not None:
-            torch.sub(inputs.teacher_logprobs[part].detach().to(buffer.dtype), buffer, out=buffer)
+        student = inputs.student_logprobs[part].detach()
+        if inputs.teacher_logprobs is None:
+            buffer.copy_(student)
+        else:
+            teacher = inputs.teacher_logprobs[part].detach()
+            torch.sub(teacher.to(buffer.dtype), student.to(buffer.dtype), out=buffer)
         sums[part] = _zero_outside_(buffer, mask[part]).sum(-1)
     return sums
 

@@ -24,7 +24,7 @@ VERSION = 1
 
 
 def _encode(trajectory: Trajectory) -> str:
-    record = {**vars(trajectory), "turns": [vars(turn) for turn in trajectory.turns]}  # asdict would copy every token id
+    record = {**vars(trajectory), "turns": [vars(turn) for turn in trajectory.turns]}  # asdict would copy all ids
     line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # UTF-8 cannot hold a lone surrogate, JSON's escape can
     return line if line.isascii() else re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", line)
