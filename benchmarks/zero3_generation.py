@@ -28,6 +28,7 @@ def main() -> None:
     suite = compact_suite(GAMES, ["train", "eval"])
     seconds: dict[str, list[float]] = {"once a phase": [], "once a turn": [], "sharded, in step": []}
     defaults = {**EMBEDDED_SETTINGS, **BUDGETS, "credit": "agent_opsd", "num_tasks": 4}
+    defaults["continuous_batching"] = False  # whose calls of the sampler are what is compared
     config = make_config(make_parser().parse_args(["--output-dir", "outputs/zero3_generation"]), defaults)
     model, tokenizer = load_policy(str(EMBEDDED))
     with GRPOTrainer(model, tokenizer, suite, config, accelerator=accelerator) as trainer:

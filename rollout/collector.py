@@ -268,6 +268,11 @@ class RolloutCollector:
     ) -> list[Sample]:
         """Responses to any number of prompts, `batch_size` at a time (see `Sampler.sample`), in step where needed."""
         budgets = [sampling.max_completion_length] * len(prompts) if budgets is None else budgets
+        if not len(prompts) == len(seeds) == len(budgets):
+            raise ValueError(
+                "RolloutCollector.sample: seeds and budgets must have one entry per prompt, got "
+                f"{len(seeds)} and {len(budgets)} for {len(prompts)}; give one each"
+            )
         rows = zip(prompts, budgets, seeds, strict=True)
         requests = [GenerationRequest(tuple(prompt), budget, tuple(seed)) for prompt, budget, seed in rows]
         return answers_of(self.generator, requests, sampling, batch_size or max(len(prompts), 1))
