@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import attention_cost, why_no_branches
 from .heads import HeadSplit
-from .limits import check_row_lengths
+from .limits import check_row_lengths, embedding_rows
 from .packing import Ids, Pack, pack, pack_rows, plan_packs
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class PolicyScorer(nn.Module):
     Args:
         model: a Hugging Face causal language model (or a peft model around one).
         modules: to attach, by name.
-        chunk_tokens: response tokens whose logits exist at once.
+        chunk_tokens: response tokens whose logits exist at once; None takes as many as make 2**27 of them, at most 4,096.
 
     Attributes:
         branches: whether rows that part after a common beginning may share it in one sequence; None until
@@ -48,8 +48,10 @@ class PolicyScorer(nn.Module):
 
     branches: bool | None = None
 
-    def __init__(self, model: Any, modules: Mapping[str, nn.Module] | None = None, *, chunk_tokens: int = 4096):
+    def __init__(self, model: Any, modules: Mapping[str, nn.Module] | None = None, *, chunk_tokens: int | None = None):
         super().__init__()
+        if chunk_tokens is None:
+            chunk_tokens = min(4096, max(2**27 // embedding_rows(model), 1))
         if chunk_tokens < 1:
             raise ValueError(f"PolicyScorer: chunk_tokens must be at least 1, got {chunk_tokens}")
         self.model = model

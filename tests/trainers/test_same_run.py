@@ -158,7 +158,7 @@ EARLIER = {
 
 
 def test_options_of_a_checkpoint_are_compared_whether_they_lie_in_groups_or_not(tmp_path):
-    options = {"credit_options": {"eps": 0.001}}
+    options = {"credit_options": {"eps": 0.001}, "micro_batch_tokens": 16384}
     with trainer(tmp_path, ToySuite(num_tasks=8), **options) as run:
         now, description = fingerprint_of(run), describe_run(run)
     changed = replace(run.config, learning_rate=1e-3, loss_type="dapo", temperature=0.5, num_envs=8)
