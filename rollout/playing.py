@@ -69,6 +69,11 @@ class Play:
         slots = min(self.envs.num_envs, self.collector.generation_batch_size or self.envs.num_envs)
         self.collector.generator.stream(self._feed, self.settings.sampling, slots=slots)
         self.seconds["generation"] = time.perf_counter() - clock - self.seconds["environment"]
+        if self._playing or self._waiting:
+            raise ValueError(
+                f"RolloutCollector: generator must answer every request, got an end of {type(self.collector.generator)."
+                f"__name__}.stream with {len(self._playing)} episodes unanswered; go on until feed has no more"
+            )
         return [self._results[index] for index in range(len(self._results))]
 
     def _feed(self, ended: list[tuple[GenerationRequest, Sample]]) -> list[GenerationRequest]:
