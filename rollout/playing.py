@@ -70,9 +70,10 @@ class Play:
         self.collector.generator.stream(self._feed, self.settings.sampling, slots=slots)
         self.seconds["generation"] = time.perf_counter() - clock - self.seconds["environment"]
         if self._playing or self._waiting:
+            name = type(self.collector.generator).__name__
             raise ValueError(
-                f"RolloutCollector: generator must answer every request, got an end of {type(self.collector.generator)."
-                f"__name__}.stream with {len(self._playing)} episodes unanswered; go on until feed has no more"
+                f"RolloutCollector: generator must answer every request, got an end of {name}.stream with "
+                f"{len(self._playing)} episodes unanswered; go on until feed has no more"
             )
         return [self._results[index] for index in range(len(self._results))]
 
