@@ -69,6 +69,12 @@ class Play:
         slots = min(self.envs.num_envs, self.collector.generation_batch_size or self.envs.num_envs)
         self.collector.generator.stream(self._feed, self.settings.sampling, slots=slots)
         self.seconds["generation"] = time.perf_counter() - clock - self.seconds["environment"]
+        if self._playing or self._waiting:
+            name = type(self.collector.generator).__name__
+            raise ValueError(
+                f"RolloutCollector: generator must answer every request, got an end of {name}.stream with "
+                f"{len(self._playing)} episodes unanswered; go on until feed has no more"
+            )
         return [self._results[index] for index in range(len(self._results))]
 
     def _feed(self, ended: list[tuple[GenerationRequest, Sample]]) -> list[GenerationRequest]:

@@ -338,6 +338,15 @@ def test_another_engine_takes_the_models_place():
         play(generator=FunctionGenerator(lambda requests, sampling: []))
 
 
+def test_an_engine_that_leaves_requests_unanswered_is_named():
+    class Lazy:
+        def stream(self, feed, sampling, *, slots):
+            feed([])
+
+    with pytest.raises(ValueError, match=r"must answer every request, got an end of Lazy\.stream with 10 episodes"):
+        play(generator=Lazy())
+
+
 def test_the_example_of_the_page_runs():
     page = (Path(__file__).parents[2] / "docs" / "generation.md").read_text(encoding="utf-8")
     asked = []
