@@ -59,16 +59,16 @@ class Branch:
     """A row in a sequence, without the tokens that it shares with the branch before it.
 
     Args:
-        row: whose tokens these are.
-        shared: how many it shares; they lie on the path that the branches before have made.
+        shared: tokens that it shares; they lie on the path that the branches before have made.
         length: of the row, tokens.
         rows: the rows that are a beginning of it, and it, the shortest first.
+        ids: prompt and response, four big-endian bytes a token.
     """
 
-    row: int
     shared: int
     length: int
     rows: tuple[int, ...]
+    ids: bytes
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,8 @@ class _Layout:
         edges: list[tuple[int, int, int]] = []  # those of the path: first depth, depth behind, first place
         found, place = [], 0
         for branch in sequence:
-            prompt, response, new = prompts[branch.row], responses[branch.row], branch.length - branch.shared
-            ids[place : place + new] = np.array([*prompt, *response][branch.shared :], np.int64)
+            new = branch.length - branch.shared
+            ids[place : place + new] = np.frombuffer(branch.ids, ">u4")[branch.shared :]
             depths[place : place + new] = np.arange(branch.shared, branch.length)
             path[branch.shared : branch.length] = np.arange(place, place + new)
             _leave(edges, branch.shared, place, ends)
@@ -270,7 +270,7 @@ def _trie(prompts: Rows, responses: Rows) -> list[Branch]:
         behind = None if index + 1 == len(order) else np.frombuffer(texts[order[index + 1]], np.uint32)
         common = 0 if behind is None else _common(ids, behind)
         if behind is None or common < len(ids):
-            leaves.append(Branch(row, shared, len(ids), tuple(rows)))
+            leaves.append(Branch(shared, len(ids), tuple(rows), texts[row]))
             shared, rows = common, []
         ids = behind
     return leaves
@@ -285,7 +285,7 @@ def _common(first: np.ndarray, second: np.ndarray) -> int:
 
 def _opened(branch: Branch) -> Branch:
     """A branch that begins a sequence and shares nothing."""
-    return branch if not branch.shared else Branch(branch.row, 0, branch.length, branch.rows)
+    return replace(branch, shared=0) if branch.shared else branch
 
 
 def _cheapest_trees(
