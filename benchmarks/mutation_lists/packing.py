@@ -22,7 +22,7 @@ MUTATIONS = (
      "rows share a token in which they differ", PLAN),
     ("packing", "behind is None or common < len(ids):", "behind is None or common <= len(ids):",
      "a row that another continues is computed by itself", PLAN),
-    ("packing", "return branch if not branch.shared else Branch(", "return branch if True else Branch(",
+    ("packing", "return replace(branch, shared=0) if branch.shared else branch", "return branch",
      "a tree that is cut loses its trunk", PLAN),
     ("packing", "stops[last] + widths[first] > max_tokens or counts", "counts", "trees wider than the budget", PLAN),
     ("packing", "fits = size <= max_tokens and", "fits =", "more sequences than the budget", PLAN),
