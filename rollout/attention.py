@@ -42,7 +42,9 @@ def attention_windows(model: Any) -> dict[str, int | None]:
     return {kind: window if _WINDOWED[kind] else None for kind in kinds}
 
 
-def attention_masks(model: Any, visible: Tensor, query_positions: Tensor, key_positions: Tensor) -> Any:
+def attention_masks(
+    model: Any, visible: Tensor, query_positions: Tensor, key_positions: Tensor, *, added: bool = False
+) -> Any:
     """What the model's forward takes as ``attention_mask`` so that its queries see these keys and no others.
 
     Sliding windows count positions in the text, not places in the sequence.
@@ -52,6 +54,8 @@ def attention_masks(model: Any, visible: Tensor, query_positions: Tensor, key_po
         visible: ``[B, 1, Q, K]`` bool, before sliding windows; every query must see a key.
         query_positions: ``[B, Q]`` int64, position of every query in its text.
         key_positions: ``[B, K]`` int64, of every key.
+        added: for sdpa too a mask that is added to the scores. Layers share it until the backward pass; of a bool one
+            each would make, and keep, such a mask of its own.
 
     Returns:
         A mask ``[B, 1, Q, K]``: bool for sdpa, added to the scores for eager, a ``BlockMask`` for flex_attention; where
@@ -67,7 +71,7 @@ def attention_masks(model: Any, visible: Tensor, query_positions: Tensor, key_po
             if window is not None:
                 near = query_positions[:, :, None] - key_positions[:, None, :] < window
                 seen = visible & near[:, None]
-            made[window] = _as_taken(model, seen)
+            made[window] = _as_taken(model, seen, added)
         masks[kind] = made[window]
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
@@ -82,11 +86,17 @@ def tree_masks(model: Any, ends: Tensor, position_ids: Tensor) -> Any:
     """
     place = torch.arange(ends.shape[1], device=ends.device)
     visible = (place[None, None, :] <= place[None, :, None]) & (place[None, :, None] < ends[:, None, :])
-    return attention_masks(model, visible[:, None], position_ids, position_ids)
+    return attention_masks(model, visible[:, None], position_ids, position_ids, added=True)
 
 
-def _as_taken(model: Any, visible: Tensor) -> Any:
+def _as_taken(model: Any, visible: Tensor, added: bool) -> Any:
     backend = attention_backend(model)
+    if backend == "sdpa" and added:
+        kind, keys = visible.device.type, visible.shape[-1]
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+        # rows begin at multiples of 16 entries: CUDA's kernel copies others, once a layer
+        mask = torch.zeros((*visible.shape[:-1], -(-keys // 16) * 16), dtype=dtype, device=visible.device)[..., :keys]
+        return mask.masked_fill_(~visible, -torch.inf)
     if backend == "eager":
         mask = torch.zeros(visible.shape, dtype=model.dtype, device=visible.device)
         return mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
