@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,15 @@ from .limits import embedding_rows, text_config
 
 _BACKENDS = ("sdpa", "eager", "flex_attention")
 _WINDOWED = {"full_attention": False, "sliding_attention": True}
+_TRIED_WINDOW = 6
+# what counts places of the sequence, further than a trial reaches
+_BY_PLACE = (
+    "window_size",
+    "attention_window_size",
+    "sliding_window_size",
+    "local_attention",
+    "attn_temperature_tuning",
+)
 
 
 def attention_backend(model: Any) -> str:
@@ -128,7 +138,7 @@ def why_no_branches(model: Any, hidden: Callable[..., Tensor]) -> str | None:
     """Why rows that part after a common beginning cannot share it in one sequence; None where they can.
 
     A small tree is computed in one sequence and as separate rows; the hidden states must agree, and far better than
-    without its mask. Its branches are longer than a small sliding window.
+    without its mask. Meanwhile a sliding window is shorter than the rows, so that it is tried whatever its size.
 
     Args:
         model: a causal language model, whose weights are not sharded.
@@ -136,19 +146,36 @@ def why_no_branches(model: Any, hidden: Callable[..., Tensor]) -> str | None:
     """
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         return "its weights are sharded already, so that it cannot be tried"
+    if places := [name for name in _BY_PLACE if getattr(text_config(model), name, None)]:
+        return f"{places[0]} of its configuration counts places of the sequence, not positions of a row"
     was_training = model.training
     model.eval()
     try:
-        return _try_tree(model, hidden)
+        with _short_window(text_config(model)):
+            return _try_tree(model, hidden)
     except Exception as error:  # whatever a class does with a mask that it does not know
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     finally:
         model.train(was_training)
 
 
+@contextlib.contextmanager
+def _short_window(config: Any) -> Iterator[None]:
+    """Inside, the configuration asks for a window of a few tokens, where it asks for any."""
+    window = getattr(config, "sliding_window", None)
+    if window is None:
+        yield
+        return
+    config.sliding_window = min(window, _TRIED_WINDOW)
+    try:
+        yield
+    finally:
+        config.sliding_window = window
+
+
 def _try_tree(model: Any, hidden: Callable[..., Tensor]) -> str | None:
-    windows = [window for window in attention_windows(model).values() if window is not None and window <= 256]
-    trunk = 5 + max(windows, default=0)
+    attention_windows(model)  # raises where its layers or its backend take no mask
+    trunk = 5 + _TRIED_WINDOW
     # trunk, two branches of 6; the second parts once more, into twigs of 4 and 5
     first, second, third = trunk + 6, trunk + 12, trunk + 16
     size = third + 5
