@@ -79,7 +79,7 @@ def attention_masks(
         if window not in made:
             seen = visible
             if window is not None:
-                near = query_positions[:, :, None] - key_positions[:, None, :] < window
+                near = query_positions[:, :, None] < (key_positions + window)[:, None, :]  # no [Q, K] of int64
                 seen = visible & near[:, None]
             made[window] = _as_taken(model, seen, added)
         masks[kind] = made[window]
@@ -148,6 +148,8 @@ def why_no_branches(model: Any, hidden: Callable[..., Tensor]) -> str | None:
         return "its weights are sharded already, so that it cannot be tried"
     if places := [name for name in _BY_PLACE if getattr(text_config(model), name, None)]:
         return f"{places[0]} of its configuration counts places of the sequence, not positions of a row"
+    if any(name.endswith("token_type_ids") for name, _ in model.named_buffers()):
+        return "its table of token types is no wider than a row may be long, a tree is"
     was_training = model.training
     model.eval()
     try:

@@ -176,6 +176,14 @@ def test_temperatures_that_count_places(caplog):
     assert close(scored(scorer, rows, True).logprobs, scored(scorer, rows, False).logprobs, 2e-5)
 
 
+@pytest.mark.parametrize("family", ["big_bird", "bert", "gpt2", "opt"])
+def test_tables_of_places_that_are_shorter_than_a_tree(family):
+    rows = siblings(2, groups=1, size=8, prefix=30, turns=1)
+    scorer = scorer_of(build(family, KINDS[family], max_position_embeddings=40, n_positions=40))
+    assert sum(len(response) for response in rows.responses) + 30 > 42
+    assert close(scored(scorer, rows, True).logprobs, scored(scorer, rows, False).logprobs, 2e-5)
+
+
 def test_settling_leaves_the_model_as_it_was():
     model = build("mistral", "MistralForCausalLM").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
