@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,15 @@ from .limits import embedding_rows, text_config
 
 _BACKENDS = ("sdpa", "eager", "flex_attention")
 _WINDOWED = {"full_attention": False, "sliding_attention": True}
+_TRIED_WINDOW = 6
+# what counts places of the sequence, further than a trial reaches
+_BY_PLACE = (
+    "window_size",
+    "attention_window_size",
+    "sliding_window_size",
+    "local_attention",
+    "attn_temperature_tuning",
+)
 
 
 def attention_backend(model: Any) -> str:
@@ -42,7 +52,9 @@ def attention_windows(model: Any) -> dict[str, int | None]:
     return {kind: window if _WINDOWED[kind] else None for kind in kinds}
 
 
-def attention_masks(model: Any, visible: Tensor, query_positions: Tensor, key_positions: Tensor) -> Any:
+def attention_masks(
+    model: Any, visible: Tensor, query_positions: Tensor, key_positions: Tensor, *, added: bool = False
+) -> Any:
     """What the model's forward takes as ``attention_mask`` so that its queries see these keys and no others.
 
     Sliding windows count positions in the text, not places in the sequence.
@@ -52,6 +64,8 @@ def attention_masks(model: Any, visible: Tensor, query_positions: Tensor, key_po
         visible: ``[B, 1, Q, K]`` bool, before sliding windows; every query must see a key.
         query_positions: ``[B, Q]`` int64, position of every query in its text.
         key_positions: ``[B, K]`` int64, of every key.
+        added: for sdpa too a mask that is added to the scores. Layers share it until the backward pass; of a bool one
+            each would make, and keep, such a mask of its own.
 
     Returns:
         A mask ``[B, 1, Q, K]``: bool for sdpa, added to the scores for eager, a ``BlockMask`` for flex_attention; where
@@ -65,9 +79,9 @@ def attention_masks(model: Any, visible: Tensor, query_positions: Tensor, key_po
         if window not in made:
             seen = visible
             if window is not None:
-                near = query_positions[:, :, None] - key_positions[:, None, :] < window
+                near = query_positions[:, :, None] < (key_positions + window)[:, None, :]  # no [Q, K] of int64
                 seen = visible & near[:, None]
-            made[window] = _as_taken(model, seen)
+            made[window] = _as_taken(model, seen, added)
         masks[kind] = made[window]
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
@@ -82,11 +96,17 @@ def tree_masks(model: Any, ends: Tensor, position_ids: Tensor) -> Any:
     """
     place = torch.arange(ends.shape[1], device=ends.device)
     visible = (place[None, None, :] <= place[None, :, None]) & (place[None, :, None] < ends[:, None, :])
-    return attention_masks(model, visible[:, None], position_ids, position_ids)
+    return attention_masks(model, visible[:, None], position_ids, position_ids, added=True)
 
 
-def _as_taken(model: Any, visible: Tensor) -> Any:
+def _as_taken(model: Any, visible: Tensor, added: bool) -> Any:
     backend = attention_backend(model)
+    if backend == "sdpa" and added:
+        kind, keys = visible.device.type, visible.shape[-1]
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+        # rows begin at multiples of 16 entries: CUDA's kernel copies others, once a layer
+        mask = torch.zeros((*visible.shape[:-1], -(-keys // 16) * 16), dtype=dtype, device=visible.device)[..., :keys]
+        return mask.masked_fill_(~visible, -torch.inf)
     if backend == "eager":
         mask = torch.zeros(visible.shape, dtype=model.dtype, device=visible.device)
         return mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
@@ -118,7 +138,7 @@ def why_no_branches(model: Any, hidden: Callable[..., Tensor]) -> str | None:
     """Why rows that part after a common beginning cannot share it in one sequence; None where they can.
 
     A small tree is computed in one sequence and as separate rows; the hidden states must agree, and far better than
-    without its mask. Its branches are longer than a small sliding window.
+    without its mask. Meanwhile a sliding window is shorter than the rows, so that it is tried whatever its size.
 
     Args:
         model: a causal language model, whose weights are not sharded.
@@ -126,19 +146,38 @@ def why_no_branches(model: Any, hidden: Callable[..., Tensor]) -> str | None:
     """
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         return "its weights are sharded already, so that it cannot be tried"
+    if places := [name for name in _BY_PLACE if getattr(text_config(model), name, None)]:
+        return f"{places[0]} of its configuration counts places of the sequence, not positions of a row"
+    if any(name.endswith("token_type_ids") for name, _ in model.named_buffers()):
+        return "its table of token types is no wider than a row may be long, a tree is"
     was_training = model.training
     model.eval()
     try:
-        return _try_tree(model, hidden)
+        with _short_window(text_config(model)):
+            return _try_tree(model, hidden)
     except Exception as error:  # whatever a class does with a mask that it does not know
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     finally:
         model.train(was_training)
 
 
+@contextlib.contextmanager
+def _short_window(config: Any) -> Iterator[None]:
+    """Inside, the configuration asks for a window of a few tokens, where it asks for any."""
+    window = getattr(config, "sliding_window", None)
+    if window is None:
+        yield
+        return
+    config.sliding_window = min(window, _TRIED_WINDOW)
+    try:
+        yield
+    finally:
+        config.sliding_window = window
+
+
 def _try_tree(model: Any, hidden: Callable[..., Tensor]) -> str | None:
-    windows = [window for window in attention_windows(model).values() if window is not None and window <= 256]
-    trunk = 5 + max(windows, default=0)
+    attention_windows(model)  # raises where its layers or its backend take no mask
+    trunk = 5 + _TRIED_WINDOW
     # trunk, two branches of 6; the second parts once more, into twigs of 4 and 5
     first, second, third = trunk + 6, trunk + 12, trunk + 16
     size = third + 5

@@ -46,6 +46,9 @@ FREE_OPTIONS = frozenset(
     }
 )
 
+# what versions that did not have these options did, where that is not today's default
+_BEFORE = {"share_prefixes": False, "continuous_batching": False}
+
 # where the base model lies and who wrote the adapter
 _FREE_ADAPTER_OPTIONS = frozenset({"base_model_name_or_path", "revision", "peft_version", "auto_mapping"})
 
@@ -231,14 +234,14 @@ def check_resumable(
 
 
 def _changed_options(saved: Mapping[str, Any], config: GRPOConfig, of_method: Mapping[str, Any]) -> list[str]:
-    """Options that differ; one that the checkpoint's version did not have was at its default.
+    """Options that differ; one that the checkpoint's version did not have was at its default, or see `_BEFORE`.
 
     Options that earlier versions had in the configuration are compared with the method's resolved ones.
     """
     here, defaults = (_through_json(plain(options.to_dict())) for options in (config, GRPOConfig()))
     # a schedule that ends at max_steps depends on it
     free = FREE_OPTIONS - ({"max_steps"} if config.lr_scheduler_type != "constant" else set())
-    before = {**defaults, **flat_options(saved)}
+    before = {**defaults, **_BEFORE, **flat_options(saved)}
     for old, new in MOVED.items():
         if old in saved and new in of_method:
             before["credit_options"] = {new: saved[old], **before["credit_options"]}

@@ -30,6 +30,7 @@ from .guard import set_later_aside
 from .identity import check_resumable, describe_suite, fingerprint_of, is_adapted, plain, unmoved
 from .optimizer_state import collect_optimizer, restore_optimizer
 from .rehearsal import check_saveable
+from .rows import MicroBatchLimits
 
 if TYPE_CHECKING:
     from .grpo import GRPOTrainer
@@ -160,6 +161,7 @@ def _state(trainer: GRPOTrainer) -> dict[str, Any]:
         "metrics": trainer.update_metrics,
         "evaluation_due": trainer.evaluation_due,
         "micro_batch": [trainer.limits.tokens, trainer.limits.rows],
+        "micro_batch_asked": _micro_batch_asked(trainer),
         "config": plain(trainer.config.to_dict()),
         "fingerprint": fingerprint_of(trainer),
         **trainer.description,
@@ -167,6 +169,12 @@ def _state(trainer: GRPOTrainer) -> dict[str, Any]:
         "adapter": is_adapted(trainer.model),
         "num_processes": trainer.accelerator.num_processes,
     }
+
+
+def _micro_batch_asked(trainer: GRPOTrainer) -> list[int | None]:
+    """What this run's options ask for on this device, before memory ran out."""
+    limits = MicroBatchLimits.of(trainer.config, trainer.accelerator.device.type)
+    return [limits.tokens, limits.rows]
 
 
 def find_run(root: Path, source: str | bool) -> Path | None:
@@ -249,7 +257,9 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
         load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[accelerator.process_index])
     trainer.step, trainer.best = state["step"], state["best"]
     trainer.skipped_steps, trainer.empty_updates = state["skipped_steps"], state["empty_updates"]
-    if state["config"]["micro_batch_tokens"] == trainer.config.micro_batch_tokens:
+    config = state["config"]
+    asked = state.get("micro_batch_asked") or [config["micro_batch_tokens"], config.get("per_device_train_batch_size")]
+    if asked == _micro_batch_asked(trainer):
         trainer.limits.tokens, trainer.limits.rows = state["micro_batch"]
     trainer.update_metrics, trainer.evaluation_due = state.get("metrics"), state.get("evaluation_due", False)
     trainer.evaluation = _recorded_evaluation(folder)

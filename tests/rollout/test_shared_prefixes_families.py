@@ -150,8 +150,42 @@ def test_a_window_longer_than_the_rows_and_one_of_a_token_or_two():
         assert scorer.branches
 
 
+def test_windows_far_longer_than_any_trial():
+    """Rows longer than they are; Moshi's configuration names one that its masks leave out, GPT-Neo's counts places."""
+    rows, long = siblings(2, groups=1, size=3, prefix=330, turns=1), {"max_position_embeddings": 512}
+    assert check_family("mistral", rows, sliding_window=300, **long).branches
+    for family in ("moshi", "gpt_neo"):
+        changes = long | {"sliding_window": 300, "window_size": 300}
+        scorer = scorer_of(build(family, KINDS[family], **changes))
+        assert close(scored(scorer, rows, True).logprobs, scored(scorer, rows, False).logprobs, 2e-5), family
+
+
+def test_temperatures_that_count_places(caplog):
+    """Llama 4's grow every `floor_scale` places, which no trial reaches."""
+    layers = {
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention"] * 2,
+        "no_rope_layers": [0, 1],
+        "moe_layers": [0],
+    }
+    changes = {"attention_chunk_size": None, "floor_scale": 100, "max_position_embeddings": 512}
+    scorer = scorer_of(build("llama4_text", KINDS["llama4_text"], **layers, **changes))
+    rows = siblings(2, groups=1, size=3, prefix=90, turns=1)
+    assert not scorer.branches
+    assert "attn_temperature_tuning" in caplog.text
+    assert close(scored(scorer, rows, True).logprobs, scored(scorer, rows, False).logprobs, 2e-5)
+
+
+@pytest.mark.parametrize("family", ["big_bird", "bert", "gpt2", "opt"])
+def test_tables_of_places_that_are_shorter_than_a_tree(family):
+    rows = siblings(2, groups=1, size=8, prefix=30, turns=1)
+    scorer = scorer_of(build(family, KINDS[family], max_position_embeddings=40, n_positions=40))
+    assert sum(len(response) for response in rows.responses) + 30 > 42
+    assert close(scored(scorer, rows, True).logprobs, scored(scorer, rows, False).logprobs, 2e-5)
+
+
 def test_settling_leaves_the_model_as_it_was():
-    model = build("qwen2", "Qwen2ForCausalLM").train()
+    model = build("mistral", "MistralForCausalLM").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(4)
     state = torch.get_rng_state()
@@ -163,6 +197,7 @@ def test_settling_leaves_the_model_as_it_was():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert model.config._attn_implementation == "sdpa"
+    assert model.config.sliding_window == WINDOW
 
 
 def test_what_counts_for_rotary_frequencies_is_the_longest_row_not_the_sequence():

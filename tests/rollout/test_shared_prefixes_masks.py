@@ -9,6 +9,7 @@ import torch
 from helpers.families import KINDS, build
 from helpers.tiny import tiny_model
 
+from turncredit.rollout import PolicyScorer
 from turncredit.rollout.attention import attention_backend, attention_masks, attention_windows, tree_masks
 
 
@@ -38,11 +39,10 @@ def test_every_place_sees_its_ancestors_within_the_window(attention, window):
         ends, depths, ancestors = random_trees(seed, 20)
         mask = tree_masks(model, ends, depths)
         assert mask.shape == (1, 1, 20, 20)
-        if attention == "eager":
-            assert mask.dtype == model.dtype
-            assert set(mask.unique().tolist()) <= {0.0, torch.finfo(mask.dtype).min}
-            mask = mask == 0
-        assert mask.dtype == torch.bool
+        assert mask.dtype == model.dtype
+        hidden = torch.finfo(mask.dtype).min if attention == "eager" else -torch.inf
+        assert set(mask.unique().tolist()) <= {0.0, hidden}
+        mask = mask == 0
         for place, above in enumerate(ancestors):
             seen = above if window is None else above[-window:]  # positions count along the branch, not places
             assert mask[0, 0, place].nonzero().flatten().tolist() == seen
@@ -58,6 +58,26 @@ def test_layers_of_two_kinds_get_a_mask_each():
     for place, above in enumerate(ancestors):
         assert (masks["full_attention"][0, 0, place] == 0).nonzero().flatten().tolist() == above
         assert (masks["sliding_attention"][0, 0, place] == 0).nonzero().flatten().tolist() == above[-4:]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_layers_keep_one_mask_for_the_backward_pass(autocast):
+    """Of S x S entries; one a layer would be most of what a long sequence keeps."""
+    model = tiny_model(num_hidden_layers=3).train()
+    ends, depths, _ = random_trees(2, 21)
+    kept = {}
+
+    def keep(tensor):
+        if tensor.shape[-2:] == (21, 21):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.dtype
+        return tensor
+
+    scorer = PolicyScorer(model)
+    tokens = torch.arange(21)[None] % 20
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", enabled=autocast):
+        logprobs = scorer(tokens, torch.arange(20), tokens[0, 1:], position_ids=depths, ends=ends)[0]
+    logprobs.sum().backward()
+    assert list(kept.values()) == [torch.bfloat16 if autocast else torch.float32]
 
 
 def test_queries_and_keys_may_be_others_and_batches_differ():

@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 from dataclasses import asdict, replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from turncredit.rollout import SamplingConfig
 from turncredit.trainers import GRPOConfig, GRPOTrainer
 from turncredit.trainers.checkpoint import list_checkpoints
 from turncredit.trainers.identity import check_resumable, describe_run, describe_suite, fingerprint_of, plain, unmoved
+from turncredit.trainers.rows import MicroBatchLimits
 
 
 def trainer(folder, suite, **changes):
@@ -162,7 +164,13 @@ def test_options_of_a_checkpoint_are_compared_whether_they_lie_in_groups_or_not(
     with trainer(tmp_path, ToySuite(num_tasks=8), **options) as run:
         now, description = fingerprint_of(run), describe_run(run)
     changed = replace(run.config, learning_rate=1e-3, loss_type="dapo", temperature=0.5, num_envs=8)
-    for saved in (EARLIER, asdict(run.config), run.config.to_dict()):
+    state = {"config": EARLIER, "fingerprint": now, "adapter": False}
+    switched = ["continuous_batching: False -> True", "share_prefixes: False -> True"]
+    assert check_resumable(state, run.config, now, description, True) == switched
+    without = {"share_prefixes": False, "continuous_batching": False}
+    earlier = replace(run.config, **without)
+    assert check_resumable(state, earlier, now, description, False) == []
+    for saved in (EARLIER | dict.fromkeys(without, True), asdict(run.config), run.config.to_dict()):
         state = {"config": json.loads(json.dumps(saved)), "fingerprint": now, "adapter": False}
         assert check_resumable(state, replace(run.config, num_envs=8), now, description, False) == []
         assert check_resumable(state, changed, now, description, True) == [
@@ -203,3 +211,19 @@ def test_another_teacher_is_noticed_by_its_weights(tmp_path):
         run.resume(True)
     with make(6) as run, pytest.raises(ValueError, match=r"setup\.teacher_weights"):
         run.resume(True)
+
+
+def test_room_that_was_made_stays_made_where_the_options_ask_for_the_same(tmp_path):
+    suite = ToySuite(num_tasks=8)
+    with trainer(tmp_path, suite) as run:
+        run.train_step()
+        run.limits.tokens, run.limits.rows = 7, 3
+        run.save()
+    for changes, limits in [({}, (7, 3)), ({"per_device_train_batch_size": 2}, (4096, 2))]:
+        with trainer(tmp_path, suite, **changes) as run:
+            run.resume(True, allow_changed_config=True)
+            assert (run.limits.tokens, run.limits.rows) == limits
+    with trainer(tmp_path, suite) as run, mock.patch.object(GRPOConfig, "tokens_per_pass", lambda *_: 16384):
+        run.limits = MicroBatchLimits.of(run.config)
+        run.resume(True)
+        assert (run.limits.tokens, run.limits.rows) == (16384, None), "another device"
