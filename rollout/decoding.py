@@ -185,8 +185,8 @@ class DecodingLoop:
     def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         if copies:
             sources, targets, widths = zip(*copies, strict=True)
-            rows = (torch.tensor(part, device=self.device) for part in (sources, targets))
-            self.cache.copy(*rows, max(widths))
+            first, second = (torch.tensor(part, device=self.device) for part in (sources, targets))
+            self.cache.copy(first, second, max(widths))
 
     # ---- forward passes
 

@@ -36,7 +36,7 @@ class PolicyScorer(nn.Module):
     Args:
         model: a Hugging Face causal language model (or a peft model around one).
         modules: to attach, by name.
-        chunk_tokens: response tokens whose logits exist at once; None takes as many as make 2**27 of them, at most 4,096.
+        chunk_tokens: response tokens whose logits exist at once; None takes as many as make 2**27, at most 4,096.
 
     Attributes:
         branches: whether rows that part after a common beginning may share it in one sequence; None until

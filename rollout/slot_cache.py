@@ -113,7 +113,8 @@ class SlotCache(Cache):
                 raise ValueError(
                     f"SlotCache: layers must keep keys and values, got {type(kind).__name__}; generate in batches"
                 )
-        super().__init__(layers=[SlotLayer(self.room) for _ in kinds or range(config.num_hidden_layers)])
+        self.slots = [SlotLayer(self.room) for _ in kinds or range(config.num_hidden_layers)]
+        super().__init__(layers=list(self.slots))
 
     @property
     def trash(self) -> int:
@@ -128,7 +129,7 @@ class SlotCache(Cache):
         if width >= room.capacity:
             room.capacity = (max(width, room.capacity * 5 // 4) // _CHUNK + 1) * _CHUNK
         room.rows = max(rows, room.rows)
-        for layer in self.layers:
+        for layer in self.slots:
             layer.keys, layer.values = (self._grown(part) for part in (layer.keys, layer.values))
 
     def _grown(self, part: Tensor | None) -> Tensor | None:
@@ -140,7 +141,7 @@ class SlotCache(Cache):
 
     def copy(self, sources: Tensor, targets: Tensor, width: int) -> None:
         """Copy the first `width` columns of some rows to others; all are read before one is written."""
-        for layer in self.layers:
+        for layer in self.slots:
             for part in (layer.keys, layer.values):
                 if part is not None:
                     seen = part[:, :, :width]

@@ -278,6 +278,10 @@ def test_out_of_memory_under_zero_ends_the_run_and_waits_for_nobody(monkeypatch)
         optimization.MicroBatchTooLarge, match=r"micro_batch_tokens must leave .* out of memory.*; lower"
     ):
         optimization.accumulate_gradients(
-            Accelerator(cpu=True), Cramped(tiny_model(), 40), rows, GRPOConfig(entropy_coef=0.0, share_prefixes=False), pad_token_id=0
+            Accelerator(cpu=True),
+            Cramped(tiny_model(), 40),
+            rows,
+            GRPOConfig(entropy_coef=0.0, share_prefixes=False),
+            pad_token_id=0,
         )
     assert len(agreed) == 1, "the number of micro-batches, before the first of them"
