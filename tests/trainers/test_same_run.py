@@ -223,7 +223,7 @@ def test_room_that_was_made_stays_made_where_the_options_ask_for_the_same(tmp_pa
         with trainer(tmp_path, suite, **changes) as run:
             run.resume(True, allow_changed_config=True)
             assert (run.limits.tokens, run.limits.rows) == limits
-    with trainer(tmp_path, suite) as run, mock.patch.object(GRPOConfig, "tokens_per_pass", lambda *_: 16384):
+    with trainer(tmp_path, suite) as run, mock.patch.object(GRPOConfig, "tokens_per_pass", return_value=16384):
         run.limits = MicroBatchLimits.of(run.config)
         run.resume(True)
         assert (run.limits.tokens, run.limits.rows) == (16384, None), "another device"
