@@ -34,8 +34,8 @@ def attention_windows(model: Any) -> dict[str, int | None]:
         )
     if getattr(config, "model_type", None) == "gpt_neo":  # a trial shorter than its window would not tell
         raise ValueError(
-            "attention_windows: windows must be in the mask, got GPT-Neo's layers, whose own tables count places in the "
-            "sequence"
+            "attention_windows: windows must be in the mask, got GPT-Neo's layers, whose own tables count places in "
+            "the sequence"
         )
     window = getattr(config, "sliding_window", None)
     kinds = dict.fromkeys(getattr(config, "layer_types", None) or ["sliding_attention"])

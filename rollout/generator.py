@@ -150,8 +150,8 @@ def settle(pending: dict[Hashable, GenerationRequest], ended: Sequence[tuple[Gen
     for request, sample in ended:
         if pending.pop(request.key, None) != request:
             raise ValueError(
-                f"Generator.stream: every request must be answered once, got an answer to request {request.key!r}, which "
-                "is not open; give feed the requests it asked for"
+                f"Generator.stream: every request must be answered once, got an answer to request {request.key!r}, "
+                "which is not open; give feed the requests it asked for"
             )
         length = len(sample.ids)
         if not 1 <= length <= request.budget or len(sample.logprobs) != length:
@@ -161,8 +161,8 @@ def settle(pending: dict[Hashable, GenerationRequest], ended: Sequence[tuple[Gen
             )
         if max(sample.logprobs) > 0.01:
             raise ValueError(
-                f"Generator.stream: log-probs must be at most 0, got {max(sample.logprobs):.3g}; give natural logarithms "
-                "of probabilities"
+                f"Generator.stream: log-probs must be at most 0, got {max(sample.logprobs):.3g}; give natural "
+                "logarithms of probabilities"
             )
 
 

@@ -320,6 +320,12 @@ def test_a_process_without_requests_keeps_in_step_with_the_others():
     assert asked[4:] == [[1, 1], [0, 1], [0, 1], [0, 0]]
 
 
+def test_processes_in_step_take_the_same_engine():
+    """Rounding may let the trial pass on one process and fail on another."""
+    engine, _ = generators(tiny_model(), agree=lambda counts: [1] if len(counts) == 1 else list(counts))
+    assert not engine.fits
+
+
 def test_another_engine_takes_the_models_place():
     """A served engine that has the same weights gives the same trajectories."""
     model = tiny_model()
