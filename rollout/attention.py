@@ -42,6 +42,11 @@ def attention_windows(model: Any) -> dict[str, int | None]:
         raise ValueError(
             f"attention_windows: the attention backend must be one of {_BACKENDS}, got {backend!r}; it takes no mask"
         )
+    if getattr(config, "model_type", None) == "gpt_neo":  # a trial shorter than its window would not tell
+        raise ValueError(
+            "attention_windows: windows must be in the mask, got GPT-Neo's layers, whose own tables count places in "
+            "the sequence"
+        )
     window = getattr(config, "sliding_window", None)
     kinds = dict.fromkeys(getattr(config, "layer_types", None) or ["sliding_attention"])
     if unknown := [kind for kind in kinds if kind not in _WINDOWED]:

@@ -52,7 +52,8 @@ class ContinuousGenerator:
         """Whether the model can be run this way; tried out at first use."""
         if self._fits is None:
             reason = self._misfit()
-            self._fits = reason is None
+            apart = int(reason is not None)  # processes in step take the same engine
+            self._fits = not (apart if self.agree is None else self.agree([apart])[0])
             if reason is not None:
                 name = type(self.sampler.model).__name__
                 logger.warning("%s is generated in batches, which is slower: %s", name, reason)

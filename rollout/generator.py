@@ -141,21 +141,62 @@ class FunctionGenerator:
             requests = feed(ended)
 
 
+def settle(pending: dict[Hashable, GenerationRequest], ended: Sequence[tuple[GenerationRequest, Sample]]) -> None:
+    """Take the answered requests out of `pending`, which holds them by key.
+
+    Raises:
+        ValueError: one is not asked or answered already, or its sample cannot be its answer.
+    """
+    for request, sample in ended:
+        if pending.pop(request.key, None) != request:
+            raise ValueError(
+                f"Generator.stream: every request must be answered once, got an answer to request {request.key!r}, "
+                "which is not open; give feed the requests it asked for"
+            )
+        length = len(sample.ids)
+        if not 1 <= length <= request.budget or len(sample.logprobs) != length:
+            raise ValueError(
+                f"Generator.stream: samples must have 1 to {request.budget} ids (the request's budget) and a log-prob "
+                f"each, got {length} ids and {len(sample.logprobs)} log-probs; cut the response at the budget"
+            )
+        if max(sample.logprobs) > 0.01:
+            raise ValueError(
+                f"Generator.stream: log-probs must be at most 0, got {max(sample.logprobs):.3g}; give natural "
+                "logarithms of probabilities"
+            )
+
+
+def check_settled(missing: int) -> None:
+    """Raise a ValueError where a stream has ended and something is not done."""
+    if missing:
+        raise ValueError(
+            f"Generator.stream: every request must be answered before it returns, got {missing} that were not; call "
+            "feed with what has ended until it asks for nothing and nothing runs"
+        )
+
+
 def answers_of(
     generator: Generator, requests: Sequence[GenerationRequest], sampling: SamplingConfig, slots: int
 ) -> list[Sample]:
-    """One response to every request, in their order; their keys are replaced."""
+    """One response to every request, in their order; their keys are replaced.
+
+    Raises:
+        ValueError: the engine does not answer every request once, see `settle`.
+    """
     samples: dict[Any, Sample] = {}
     waiting = [
         GenerationRequest(request.prompt, request.budget, request.seed, key=index)
         for index, request in enumerate(requests)
     ]
+    pending = {request.key: request for request in waiting}
 
     def feed(ended: list[tuple[GenerationRequest, Sample]]) -> list[GenerationRequest]:
         nonlocal waiting
+        settle(pending, ended)
         samples.update((request.key, sample) for request, sample in ended)
         joining, waiting = waiting, []
         return joining
 
     generator.stream(feed, sampling, slots=slots)
+    check_settled(len(pending))
     return [samples[index] for index in range(len(requests))]

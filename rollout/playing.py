@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -13,7 +13,7 @@ from ..envs import EnvFailure, Observation, ParsedResponse, StepResult, TaskSuit
 from ..envs.replay import replay
 from ..envs.vector import VectorEnv
 from .episodes import Episode, EpisodeStart
-from .generator import GenerationRequest, Generator
+from .generator import GenerationRequest, Generator, check_settled, settle
 from .sampling import Sample, Sampler, SamplingConfig
 from .suite_calls import parsed_response, turn_chat, turn_context, turn_messages
 from .text import plain, token_range
@@ -59,6 +59,7 @@ class Play:
         self.seconds = {"generation": 0.0, "environment": 0.0}
         self._waiting = deque((index, Episode(start)) for index, start in enumerate(starts))
         self._playing: dict[int, tuple[int, Episode]] = {}  # by slot
+        self._asked: dict[Hashable, GenerationRequest] = {}  # by slot
         self._results: dict[int, Trajectory] = {}
         self._turns_played = 0
 
@@ -68,17 +69,13 @@ class Play:
         clock = time.perf_counter()
         slots = min(self.envs.num_envs, self.collector.generation_batch_size or self.envs.num_envs)
         self.collector.generator.stream(self._feed, self.settings.sampling, slots=slots)
+        check_settled(len(self._playing) + len(self._waiting))
         self.seconds["generation"] = time.perf_counter() - clock - self.seconds["environment"]
-        if self._playing or self._waiting:
-            name = type(self.collector.generator).__name__
-            raise ValueError(
-                f"RolloutCollector: generator must answer every request, got an end of {name}.stream with "
-                f"{len(self._playing)} episodes unanswered; go on until feed has no more"
-            )
         return [self._results[index] for index in range(len(self._results))]
 
     def _feed(self, ended: list[tuple[GenerationRequest, Sample]]) -> list[GenerationRequest]:
         """Act on the responses that ended, start episodes in the slots that are free, and ask for the next turns."""
+        settle(self._asked, ended)
         with self._timed("environment"):
             self._act({cast(int, request.key): sample for request, sample in ended})
         ready = [cast(int, request.key) for request, _ in ended if request.key in self._playing]
@@ -86,9 +83,10 @@ class Play:
             with self._timed("environment"):
                 ready += self._fill_slots()
             ready = [slot for slot in list(self._playing) if slot in ready and self._prepare(slot)]
-            if ready or not self._waiting:
+            if ready or not self._waiting or len(self._playing) == self.envs.num_envs:
                 ready.sort(key=lambda slot: len(self._episode(slot).prompt_ids))
-                return [self._request(slot) for slot in ready]
+                self._asked |= {slot: self._request(slot) for slot in ready}
+                return [self._asked[slot] for slot in ready]
 
     def _request(self, slot: int) -> GenerationRequest:
         index, episode = self._playing[slot]

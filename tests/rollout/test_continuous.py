@@ -15,7 +15,7 @@ from helpers.toy import ToySuite
 from turncredit.rollout import EpisodeStart, RolloutCollector, SamplingConfig, StopReason
 from turncredit.rollout.continuous import ContinuousGenerator
 from turncredit.rollout.generator import BatchGenerator, FunctionGenerator, GenerationRequest, answers_of
-from turncredit.rollout.sampling import Sampler
+from turncredit.rollout.sampling import Sample, Sampler
 
 TOKENIZER = tiny_tokenizer()
 TASKS = ToySuite(num_tasks=8).tasks("train")
@@ -215,6 +215,7 @@ def test_windows_caps_and_mixed_layers(family):
     [
         ("mamba", "MambaForCausalLM", "layers must be of the kinds"),
         ("bloom", "BloomForCausalLM", "its forward takes no position_ids"),
+        ("gpt_neo", "GPTNeoForCausalLM", "whose own tables count places"),
     ],
 )
 def test_models_it_cannot_run_are_generated_in_batches_and_named(family, name, told, caplog):
@@ -319,6 +320,12 @@ def test_a_process_without_requests_keeps_in_step_with_the_others():
     assert asked[4:] == [[1, 1], [0, 1], [0, 1], [0, 0]]
 
 
+def test_processes_in_step_take_the_same_engine():
+    """Rounding may let the trial pass on one process and fail on another."""
+    engine, _ = generators(tiny_model(), agree=lambda counts: [1] if len(counts) == 1 else list(counts))
+    assert not engine.fits
+
+
 def test_another_engine_takes_the_models_place():
     """A served engine that has the same weights gives the same trajectories."""
     model = tiny_model()
@@ -343,8 +350,50 @@ def test_an_engine_that_leaves_requests_unanswered_is_named():
         def stream(self, feed, sampling, *, slots):
             feed([])
 
-    with pytest.raises(ValueError, match=r"must answer every request, got an end of Lazy\.stream with 10 episodes"):
+    with pytest.raises(ValueError, match="every request must be answered before it returns"):
         play(generator=Lazy())
+
+
+class Impatient:
+    """Hands answers over one at a time, and asks for more in between."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def stream(self, feed, sampling, *, slots):
+        requests = feed([])
+        while requests:
+            request = requests.pop(0)
+            requests += feed([])
+            requests += feed([(request, sample) for sample in self.answer(request)])
+
+
+ANSWER = Sample(tuple(TOKENIZER("<action> red </action>")["input_ids"]), (-1.0,) * 3, StopReason.STOP_STRING)
+
+
+def test_an_engine_may_ask_for_requests_while_all_slots_play():
+    played, _ = play(generator=Impatient(lambda request: [ANSWER]), num_envs=2)
+    assert len(played) == 24
+    assert all(turn.response_ids == ANSWER.ids for trajectory in played for turn in trajectory.turns)
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ([], "every request must be answered before it returns"),
+        ([ANSWER, ANSWER], "every request must be answered once, got an answer to request"),
+        ([replace(ANSWER, ids=())], "samples must have 1 to 30 ids"),
+        ([replace(ANSWER, ids=ANSWER.ids * 11, logprobs=(-1.0,) * 33)], "budget.* got 33 ids"),
+        ([replace(ANSWER, logprobs=(-1.0,))], "got 3 ids and 1 log-probs"),
+        ([replace(ANSWER, logprobs=(0.9, 0.9, 0.9))], "log-probs must be at most 0, got 0.9"),
+    ],
+)
+def test_another_engines_faults_are_named(answers, told):
+    engine = Impatient(lambda request: answers)
+    with pytest.raises(ValueError, match=told):
+        play(generator=engine)
+    with pytest.raises(ValueError, match=told):
+        answers_of(engine, [GenerationRequest((3, 4), 30, (0,))], SamplingConfig(), slots=2)
 
 
 def test_the_example_of_the_page_runs():
