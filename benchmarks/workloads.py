@@ -168,8 +168,12 @@ class ScriptedLengths:
     def stream(self, feed: Any, sampling: Any, *, slots: int) -> None:
         """See `turncredit.rollout.Generator`."""
 
+        asked: dict[Any, Any] = {}
+
         def shortened(finished: Any) -> Any:
-            return [replace(r, budget=min(r.budget, self.length(r.seed))) for r in feed(finished)]
+            requests = feed([(asked.pop(request.key), sample) for request, sample in finished])
+            asked.update((request.key, request) for request in requests)
+            return [replace(r, budget=min(r.budget, self.length(r.seed))) for r in requests]
 
         self.engine.stream(shortened, sampling, slots=slots)
 

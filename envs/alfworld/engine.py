@@ -146,7 +146,7 @@ class _Game:
     operators: dict[str, _Operator] = field(default_factory=dict)
 
 
-@lru_cache(maxsize=64)  # siblings play one game at a time, and a panel comes again
+@lru_cache(maxsize=16)  # siblings play one game at a time
 def _game(domain: str, problem: str, grammar: str, saved: str | None) -> _Game:
     actions, rules = parse_document(grammar)
     translation = translate(domain, problem, saved)
