@@ -76,6 +76,7 @@ def settings(name: str, folder: Path, plain: bool) -> GRPOConfig:
         preflight=False,
         share_prefixes=not plain,
         continuous_batching=not plain,
+        micro_batch_tokens=16384 if plain else None,
         seed=3,
     )
 
