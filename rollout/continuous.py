@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 class ContinuousGenerator:
     """The engine that keeps its rows full, inside one ``generate`` call per stream.
 
-    A response that ends leaves; once an eighth of the rows has left, their successors join. What the cache still holds
-    of a prompt's beginning is not computed again: of the episode's last turn, and of any other row. A model that it
-    cannot run is generated in batches, and one log line says why.
+    A response that ends leaves; once ended rows have idled for two steps of all rows, their successors join. What the
+    cache still holds of a prompt's beginning is not computed again: of the episode's last turn, and of any other row. A
+    model that it cannot run is generated in batches, and one log line says why.
 
     Args:
         sampler: model, tokenizer and what ends a response.

@@ -60,6 +60,7 @@ class DecodingLoop:
         self.known: dict[int, bytes] = {}  # key of the text whose keys and values a row holds
         self.lineages: dict[Hashable, int] = {}
         self.longest = 0  # tokens in the cache of the longest row that runs
+        self.idled = 0  # steps that ended rows have waited, added up
         self.ran = False
 
     def run(self, model: Any, input_ids: Tensor, **kwargs: Any) -> Tensor:
@@ -91,8 +92,9 @@ class DecodingLoop:
         return counts if self.settings.agree is None else self.settings.agree(counts)
 
     def _due(self) -> bool:
-        """Whether enough rows wait: an eighth, so that few passes join and few places stay empty."""
-        return len(self.ended) >= max(1, len(self.requests) // 8)
+        """Whether ended rows have idled for two steps of all rows, about what a pass that lets others join costs."""
+        self.idled += len(self.ended)
+        return bool(self.ended) and (not self.running or self.idled >= 2 * len(self.requests))
 
     # ---- who leaves, who joins
 
@@ -142,6 +144,7 @@ class DecodingLoop:
             if request.lineage is not None:
                 self.lineages[request.lineage] = row
         self.ended.clear()
+        self.idled = 0
         return answers
 
     def _lengths(self, rows: dict[int, GenerationRequest]) -> list[int]:

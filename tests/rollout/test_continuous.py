@@ -124,22 +124,19 @@ def test_alike_prompts_that_join_together_are_computed_once():
 
 
 def steps_by_counting(lengths, slots):
-    """A plain simulation of the rule: an eighth of the rows waits for its successors, or nothing runs."""
-    waiting, running, ended, steps = list(lengths), [], 0, 0
-    while waiting or running:
-        if not running or ended >= max(1, (len(running) + ended) // 8):
-            free = slots - len(running)
-            joining, waiting = waiting[:free], waiting[free:]
-            ended = sum(length == 1 for length in joining)
+    """A plain simulation: successors join once ended rows have idled for two steps of all, or nothing runs."""
+    waiting, running, ended, idled, steps, due = list(lengths), [], 0, 0, 0, True
+    while waiting or running or ended:
+        if due:
+            joining, waiting = waiting[: slots - len(running)], waiting[slots - len(running) :]
+            ended, idled = joining.count(1), 0
             running += [length - 1 for length in joining if length > 1]
-            if not running or ended >= max(1, (len(running) + ended) // 8):
-                steps += bool(running)
-                ended += sum(length == 1 for length in running)
-                running = [length - 1 for length in running if length > 1]
-                continue
-        steps += 1
-        ended += sum(length == 1 for length in running)
-        running = [length - 1 for length in running if length > 1]
+        if running:
+            steps += 1
+            ended += running.count(1)
+            running = [length - 1 for length in running if length > 1]
+        idled += ended
+        due = ended and (not running or idled >= 2 * (len(running) + ended))
     return steps
 
 
