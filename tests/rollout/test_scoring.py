@@ -292,3 +292,11 @@ def test_rotary_frequencies_that_change_with_length_limit_the_rows():
         score_responses(PolicyScorer(model), [(3,) * 8], [(4,) * 5], pad_token_id=0)
     with pytest.raises(ValueError, match=r"rows must be at most 12 tokens long, .* Phi3ForCausalLM .*, got 13"):
         PolicyScorer(model)(torch.full((1, 13), 3), torch.tensor([4]), torch.tensor([3]))
+
+
+@pytest.mark.parametrize(("words", "chunk"), [(1_024, 4096), (32_768, 4096), (151_936, 883), (2**28, 1)])
+def test_chunks_of_the_head_follow_the_vocabulary(monkeypatch, words, chunk):
+    monkeypatch.setattr("turncredit.rollout.scoring.embedding_rows", lambda model: words)
+    scorer = PolicyScorer(tiny_model())
+    assert scorer.chunk_tokens == chunk
+    assert scorer.chunks_for(2 * chunk + 1) == 3

@@ -19,6 +19,7 @@ from turncredit.rollout import SamplingConfig
 from turncredit.trainers import EnvironmentConfig, GRPOConfig, GRPOTrainer, Method, Teacher, trl
 from turncredit.trainers.config import _RULES, GROUPS
 from turncredit.trainers.methods.tryout import made_up_inputs, try_options
+from turncredit.trainers.rows import MicroBatchLimits
 
 NUMBERS = [name for name, rule in _RULES.items() if rule.kind in ("int", "float")]
 TEXTS = [name for name, rule in _RULES.items() if rule.kind == "str"]
@@ -344,3 +345,12 @@ def test_a_method_of_ones_own_is_not_called(monkeypatch):
 
     try_options(get_credit("mine_for_the_config_test", size=8), 4)
     assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "tokens"),
+    [({}, "cpu", 4096), ({}, "cuda", 16384), ({"micro_batch_tokens": 100}, "cpu", 100)],
+)
+def test_a_forward_pass_holds_what_suits_the_device_or_what_was_asked_for(options, device, tokens):
+    assert GRPOConfig(**options).tokens_per_pass(device) == tokens
+    assert MicroBatchLimits.of(GRPOConfig(**options), device).tokens == tokens
