@@ -29,21 +29,22 @@ from turncredit.envs.alfworld.compact import BUDGETS, MAX_TURNS, compact_suite, 
 from turncredit.trainers.launch import EMBEDDED_SETTINGS, main, make_parser
 
 EMBEDDED = Path(__file__).parent / "assets" / "alfworld_tiny"
-NUM_EVAL_TASKS = 64
+NUM_EVAL_GAMES = 64
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Of the embedded policy; or of the papers, for less long on generated games."""
+    common = {"credit": "agent_opsd", "num_eval_tasks": args.num_eval_games or NUM_EVAL_GAMES}
     if args.embedded:
-        return {**EMBEDDED_SETTINGS, **BUDGETS, "credit": "agent_opsd", "num_eval_tasks": NUM_EVAL_TASKS}
-    return {"credit": "agent_opsd"} | ({"max_steps": 20, "num_tasks": 8} if args.data is None else {})
+        return {**EMBEDDED_SETTINGS, **BUDGETS, **common}
+    return common | ({"max_steps": 20, "num_tasks": 8} if args.data is None else {})
 
 
 def make_suite(args: argparse.Namespace) -> AlfWorldSuite:
     """Small houses, generated once into a folder that later runs reuse; or the official games of --data."""
     generated = args.data is None
     if generated:
-        generate_once(args.games_dir, {"train": args.num_games, "eval": NUM_EVAL_TASKS})
+        generate_once(args.games_dir, {"train": args.num_games, "eval": args.num_eval_games or NUM_EVAL_GAMES})
     make = compact_suite if args.embedded else AlfWorldSuite
     return make(
         args.games_dir if generated else args.data,
@@ -63,7 +64,7 @@ if __name__ == "__main__":
         help="what the teacher reads: the hint with the embedded policy, skills with a model",
     )
     parser.add_argument("--eval-split", default="valid_unseen", help="official split of the evaluation panel")
-    parser.add_argument("--num-eval-games", type=int, help="a balanced panel of so many official games")
+    parser.add_argument("--num-eval-games", type=int, help="size of the panel: 64; of official games a balanced one")
     parser.add_argument("--games-dir", default="outputs/alfworld_games", help="folder of generated games")
     parser.add_argument("--num-games", type=int, default=192, help="generated training games")
     main("alfworld", make_suite, settings, parser=parser, embedded=EMBEDDED)

@@ -69,7 +69,7 @@ class MetricsLogger:
         numbers = _numbers(metrics)
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON has no nan
         try:
-            _append_whole(self.path, (json.dumps({"step": step, **finite}) + "\n").encode())
+            append_line(self.path, (json.dumps({"step": step, **finite}) + "\n").encode())
         except OSError as error:
             logger.warning("metrics of update %d could not be written: %s", step, error)
         for tracker in list(self._trackers):
@@ -112,7 +112,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [lines[step] for step in sorted(lines)]
 
 
-def _append_whole(path: Path, line: bytes) -> None:
+def append_line(path: Path, line: bytes) -> None:
     """Append a line or nothing; half a line that a kill left before it stays a line of its own.
 
     Raises:

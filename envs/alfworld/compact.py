@@ -11,11 +11,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..base import HistoryEntry, Message, Observation, Task
-from .data import GAME_FILE, INNER_FOLDER
 from .generator import generate_splits
 from .hints import Hint
 from .houses import ROOMS, wheel_facts
@@ -209,9 +207,4 @@ def compact_suite(
 
 def generate_once(folder: str | os.PathLike[str], counts: Mapping[str, int]) -> None:
     """Generate the games of small houses that a folder does not hold yet. Args: counts: split -> number of games."""
-    missing = {
-        split: count
-        for split, count in counts.items()
-        if len(list(Path(folder, INNER_FOLDER, split).glob(f"*/*/{GAME_FILE}"))) < count
-    }
-    generate_splits(folder, missing, house_size="small", num_workers=2)
+    generate_splits(folder, counts, house_size="small", num_workers=2)

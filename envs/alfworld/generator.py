@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from filelock import FileLock
+
 from ..base import EnvFailure, Observation, StepResult
 from ..vector import VectorEnv
 from .data import GAME_FILE, INNER_FOLDER, TASK_TYPES, Game, read_game
@@ -67,7 +69,7 @@ def generate_games(
     with _verifying(num_workers if verify else 0) as verified:
         return _generate(
             folder,
-            num_games,
+            range(num_games),
             seed,
             split=split,
             house_size=house_size,
@@ -85,20 +87,39 @@ def generate_splits(
     house_size: str = "small",
     num_workers: int = 0,
 ) -> list[Game]:
-    """`generate_games` for several splits, split name -> number of games, with the same processes for all of them."""
+    """`generate_games` for several splits with the same processes for all of them.
+
+    Args:
+        folder, seed, house_size, num_workers: see `generate_games`.
+        counts: split name -> number of games it shall hold; those it holds already are kept.
+    """
     for count in counts.values():
         _check(count, house_size, tuple(TASK_TYPES), num_workers)
-    with _verifying(num_workers) as verified:
-        return [
-            game
-            for split, count in counts.items()
-            for game in _generate(folder, count, seed, split=split, house_size=house_size, verified=verified)
-        ]
+    root = _root(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    games = []
+    with FileLock(root / ".generating.lock"):  # runs that are started side by side share a folder
+        missing = {split: numbers for split, count in counts.items() if (numbers := _missing(root, split, seed, count))}
+        with _verifying(num_workers if missing else 0) as verified:
+            for split, numbers in missing.items():
+                games += _generate(folder, numbers, seed, split=split, house_size=house_size, verified=verified)
+    return games
+
+
+def _missing(root: Path, split: str, seed: int, count: int) -> list[int]:
+    """Numbers of the games that bring a split to `count`; what a killed run left out comes first."""
+    held = {path.parent.name for path in (root / split).glob(f"*/*/{GAME_FILE}")}
+    absent = [number for number in range(count) if _trial_name(split, seed, number) not in held]
+    return absent[: max(count - len(held), 0)]
+
+
+def _root(folder: str | os.PathLike[str]) -> Path:
+    return Path(folder).expanduser().resolve() / INNER_FOLDER
 
 
 def _generate(
     folder: str | os.PathLike[str],
-    num_games: int,
+    numbers: Sequence[int],
     seed: int,
     *,
     split: str,
@@ -107,17 +128,17 @@ def _generate(
     exclude: Iterable[str | os.PathLike[str]] = (),
     verified: Verified | None,
 ) -> list[Game]:
-    root = Path(folder).expanduser().resolve() / INNER_FOLDER
+    root = _root(folder)
     seen = _signatures([root, *(Path(other).expanduser().resolve() for other in exclude)])
-    names = [_trial_name(split, seed, number) for number in range(num_games)]
+    names = {number: _trial_name(split, seed, number) for number in numbers}
     taken = {path.name for path in (root / split).glob("*/*")}
-    if taken & set(names):
+    if taken & set(names.values()):
         raise ValueError(
             f"generate_games: seed must be new to split {split!r}, got {seed}, whose games are there already; "
             "choose another seed or an empty folder"
         )
     games: dict[int, Game] = {}
-    attempts = dict.fromkeys(range(num_games), 0)
+    attempts = dict.fromkeys(names, 0)
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as staging:
         while attempts:
@@ -136,7 +157,7 @@ def _generate(
                 path.parent.rename(target)
                 games[number] = Game(target.relative_to(root).as_posix(), layout.task_type, split, target / GAME_FILE)
                 del attempts[number]
-    return [games[number] for number in range(num_games)]
+    return [games[number] for number in numbers]
 
 
 def _check(num_games: int, house_size: str, task_types: Sequence[str], num_workers: int) -> None:

@@ -1,0 +1,91 @@
+"""Does better credit make agents learn faster? Methods by seeds on the three embedded environments.
+
+    python examples/compare_training.py --methods grpo agent_opsd posterior --seeds 5
+    python examples/compare_training.py --environments webshop search_qa --methods grpo "gigpo:outcome_discount=0.95"
+    python examples/compare_training.py --results docs/lab/alfworld.jsonl          # tables of what was run
+
+Every run is the command of a training script (train_alfworld.py, train_webshop.py, train_search_qa.py) in a process of
+its own, with the script's settings for the embedded policy: learning rate, KL and all else are the same for every
+method. Two run side by side with one thread each. A run leaves one line in results.jsonl; a killed panel, started
+again, does what is missing and goes on with a run from its last checkpoint. Every method has the same seeds, and so the
+same tasks in the same order; it is evaluated on --num-eval held-out tasks before and after. Training area: mean success
+of the training rollouts over the updates. Intervals: 95%, Student's t, over seeds; a difference is taken seed by seed;
+* better, ! worse than the baseline. About two minutes of a core a run. A method of one's own: --import FILE.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from pathlib import Path
+
+from turncredit.trainers.launch.panel import RESULTS, Arm, Panel, jobs_of, read_results
+from turncredit.trainers.launch.panel_report import by_method, panel_table, plot_panel
+
+HERE = Path(__file__).resolve().parent
+PANEL_FLAG = {"alfworld": "--num-eval-games", "webshop": "--num-eval-goals", "search_qa": "--num-eval-questions"}
+METHODS = (
+    "grpo", "dr_grpo", "faded_grpo", "gigpo", "rlsd", "step_opsd", "agent_opsd", "agent_opsd_calibrated", "align_opsd",
+    "align_opsd_turn", "sdar", "posterior_anchors", "posterior",
+)  # fmt: skip
+
+
+def commit() -> str:
+    """The commit that makes the results, with a + where files were changed since."""
+    try:
+        said = [
+            subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return said[0] + ("+" if said[1] else "")
+
+
+def report(paths: list[Path], baseline: str, output: Path) -> None:
+    """Print the tables of results and plot them."""
+    records = read_results(paths)
+    for environment in dict.fromkeys(record["environment"] for record in records):
+        runs = by_method(records, environment)
+        for curve in ("success",) if environment == "alfworld" else ("success", "reward"):
+            print(f"\n{environment}, {curve}\n")
+            print("\n".join(panel_table(runs, baseline, curve)))
+        picture = output / f"{environment}.png"
+        if plot_panel(runs, picture, environment, baseline):
+            print(f"\ncurves: {picture}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="NAME, or LABEL=NAME:OPTION=VALUE,..")
+    parser.add_argument("--environments", nargs="+", choices=list(PANEL_FLAG), default=["alfworld"])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--num-eval", type=int, default=256, help="held-out tasks of the evaluation")
+    parser.add_argument("--import", dest="imports", action="append", default=[], help="module or FILE.py of methods")
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="last: flags for every training script")
+    parser.add_argument("--baseline", default="grpo")
+    parser.add_argument("--workers", type=int, default=2, help="runs side by side")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each")
+    parser.add_argument("--results", nargs="+", type=Path, help="only print and plot these files of results")
+    parser.add_argument("--output", type=Path, default=Path("outputs/compare_training"))
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    if args.results:
+        report(args.results, args.baseline, args.output)
+        return
+    shared = ["--set", "eval_steps=0", "--set", "save_steps=5", "--set", "log_completions=0"]
+    shared += [part for module in args.imports for part in ("--import", module)]
+    scripts = {name: str(HERE / f"train_{name}.py") for name in args.environments}
+    flags = {name: [*shared, PANEL_FLAG[name], str(args.num_eval), *args.flags] for name in args.environments}
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    jobs = list(jobs_of(scripts, [Arm.parse(text) for text in args.methods], seeds, flags))
+    panel = Panel(args.output, {"commit": commit()}, args.workers, args.threads)
+    failed = panel.run(jobs, lambda text: print(text, flush=True))
+    report([args.output / RESULTS], args.baseline, args.output)
+    if failed:
+        raise SystemExit("\n".join([f"{len(failed)} runs failed:", *failed]))
+
+
+if __name__ == "__main__":
+    main()
