@@ -23,6 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ["train_webshop", "train_search_qa"]
 if importlib.util.find_spec("textworld") is not None:
     EXAMPLES.append("train_alfworld")
+PANELS = {
+    "train_alfworld": "--num-eval-games",
+    "train_webshop": "--num-eval-goals",
+    "train_search_qa": "--num-eval-questions",
+}
 SUITES = {"train_webshop": "webshop", "train_search_qa": "search_qa", "train_alfworld": "alfworld"}
 
 
@@ -90,6 +95,11 @@ def test_a_file_does_not_take_the_place_of_a_module(started, tmp_path, monkeypat
     with pytest.raises(SystemExit, match=r"--import: json\.py must not be named like a module that is loaded"):
         started("train_webshop", "--import", "json.py")
     assert sys.modules["json"] is json
+
+
+@pytest.mark.parametrize(("example", "flag"), [(e, f) for e, f in PANELS.items() if e in EXAMPLES])
+def test_the_panel_has_the_size_that_is_asked_for(started, example, flag):
+    assert started(example, flag, "24")["config"].evaluation.num_eval_tasks == 24
 
 
 def of_the_papers(config, example):

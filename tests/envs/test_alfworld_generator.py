@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -24,6 +25,7 @@ from turncredit.envs.alfworld import (
     hint_from_walkthrough,
     read_game,
 )
+from turncredit.envs.alfworld.generator import generate_splits
 
 if importlib.util.find_spec("textworld") is None or importlib.util.find_spec("alfworld") is None:
     pytest.skip('the engine is not installed: pip install "turncredit[alfworld]"', allow_module_level=True)
@@ -213,6 +215,17 @@ def test_one_task_type_and_bad_arguments(tmp_path):
         generate_games(tmp_path, 1, task_types=["cook"])
     with pytest.raises(ValueError, match="task_types must be among"):
         generate_games(tmp_path, 1, task_types=[])
+
+
+def test_a_split_grows_and_what_a_kill_left_out_comes_first(tmp_path):
+    whole, grown = tmp_path / "whole", tmp_path / "grown"
+    names = [game.path.parent.name for game in generate_splits(whole, {"train": 3})]
+    generate_splits(grown, {"train": 2})
+    assert [game.path.parent.name for game in generate_splits(grown, {"train": 3})] == names[2:]
+    [first] = (grown / "json_2.1.1" / "train").glob(f"*/{names[0]}")
+    shutil.rmtree(first)
+    assert [game.path.parent.name for game in generate_splits(grown, {"train": 2})] == []
+    assert [game.path.parent.name for game in generate_splits(grown, {"train": 3})] == names[:1]
 
 
 def test_generating_does_not_touch_the_environment_or_the_home_folder(tmp_path):

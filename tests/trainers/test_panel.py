@@ -1,0 +1,167 @@
+"""A panel of runs: what is run again and what is not, what its records hold, its table by hand."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from turncredit.trainers.launch.panel import RESULTS, Arm, Job, Panel, jobs_of, read_results, summary
+from turncredit.trainers.launch.panel_report import area, by_method, panel_table, plot_panel
+
+SCRIPT = """
+    import argparse, json, sys
+    from pathlib import Path
+
+    parser = argparse.ArgumentParser()
+    for name in ("--credit", "--output-dir", "--seed", "--good"):
+        parser.add_argument(name)
+    parser.add_argument("--credit-option", action="append")
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    folder = Path(args.output_dir)
+    with open(folder / "calls.txt", "a") as file:
+        file.write(" ".join(sys.argv[1:]) + "\\n")
+    if args.credit == "bad":
+        sys.exit(3)
+    good = float(args.good) + 0.1 * int(args.seed)
+    lines = [{"step": 0, **{f"eval/{name}": 0.5 for name in ("success", "reward", "turns", "invalid_turns", "episodes")}}]
+    for step in (1, 2):
+        line = {"step": step, "time/total_seconds": 1.5}
+        lines.append(line | {f"rollout/{name}": good for name in ("success", "reward", "turns", "invalid_turns")})
+    lines[-1] |= {f"eval/{name}": 0.75 for name in ("success", "reward", "turns", "invalid_turns", "episodes")}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+    (folder / "checkpoints" / "step-000002").mkdir(parents=True, exist_ok=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train_toy.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return str(path)
+
+
+def jobs(script, *methods, seeds=(0, 1), good="0.2"):
+    return list(jobs_of({"toy": script}, [Arm.parse(text) for text in methods], seeds, {"toy": ["--good", good]}))
+
+
+def calls(folder: Path, method: str, seed: int) -> list[str]:
+    return (folder / "runs" / "toy" / method / f"seed{seed}" / "calls.txt").read_text().splitlines()
+
+
+def test_every_run_leaves_one_record_and_is_not_run_again(script, tmp_path):
+    panel, said = Panel(tmp_path / "panel", {"commit": "abc"}), []
+    (tmp_path / "panel").mkdir()
+    wanted = jobs(script, "grpo", "faded=grpo:outcome_discount=0.95,eps=1")
+    assert panel.run(wanted, said.append) == []
+    records = read_results([panel.folder / RESULTS])
+    assert {(record["method"], record["seed"]) for record in records} == {
+        (method, seed) for method in ("grpo", "faded") for seed in (0, 1)
+    }
+    faded = next(record for record in records if record["method"] == "faded" and record["seed"] == 1)
+    assert faded["options"] == ["outcome_discount=0.95", "eps=1"]
+    assert (faded["success"], faded["after"]["success"], faded["before"]["reward"]) == ([0.3, 0.3], 0.75, 0.5)
+    assert (faded["commit"], faded["train_seconds"], faded["updates"]) == ("abc", 3.0, 2)
+    assert "--credit-option outcome_discount=0.95 --credit-option eps=1" in calls(panel.folder, "faded", 1)[0]
+    assert not list(panel.folder.glob("runs/*/*/*/checkpoints"))
+    assert panel.run(wanted, said.append) == []
+    assert len(calls(panel.folder, "faded", 1)) == 1
+    assert said[-1].startswith("4 of 4 runs are there")
+
+
+def test_other_settings_are_other_runs(script, tmp_path):
+    panel = Panel(tmp_path)
+    panel.run(jobs(script, "grpo", seeds=[0]), lambda text: None)
+    panel.run(jobs(script, "grpo", seeds=[0], good="0.3"), lambda text: None)
+    panel.run(jobs(script, "grpo:eps=1", seeds=[0]), lambda text: None)
+    assert len(read_results([tmp_path / RESULTS])) == 3
+
+
+def test_a_run_that_fails_is_named_and_tried_again(script, tmp_path):
+    panel = Panel(tmp_path)
+    failed = panel.run(jobs(script, "bad", "grpo", seeds=[0]), lambda text: None)
+    assert len(failed) == 1
+    assert failed[0].startswith("toy bad seed 0: RuntimeError: it ended with 3; see ")
+    assert [record["method"] for record in read_results([tmp_path / RESULTS])] == ["grpo"]
+    panel.run(jobs(script, "bad", seeds=[0]), lambda text: None)
+    assert len(calls(tmp_path, "bad", 0)) == 2
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(script, tmp_path):
+    (tmp_path / "runs/toy/grpo/seed0/checkpoints/step-000001").mkdir(parents=True)
+    Panel(tmp_path).run(jobs(script, "grpo", seeds=[0, 1]), lambda text: None)
+    assert calls(tmp_path, "grpo", 0)[0].endswith("--resume")
+    assert not calls(tmp_path, "grpo", 1)[0].endswith("--resume")
+    assert {r["seed"]: r["resumed"] for r in read_results([tmp_path / RESULTS])} == {0: True, 1: False}
+
+
+def test_a_torn_line_costs_its_run_and_no_other(script, tmp_path):
+    panel, wanted = Panel(tmp_path), jobs(script, "grpo")
+    panel.run(wanted, lambda text: None)
+    path = tmp_path / RESULTS
+    path.write_bytes(path.read_bytes()[:-40])
+    assert len(read_results([path])) == 1
+    panel.run(wanted, lambda text: None)
+    assert len(read_results([path])) == 2
+
+
+@pytest.mark.parametrize("text", ["", "=grpo", "x=", ":eps=1"])
+def test_an_arm_needs_a_name(text):
+    with pytest.raises(ValueError, match="Arm: methods must be given as NAME"):
+        Arm.parse(text)
+
+
+def test_a_run_without_an_evaluation_at_its_end_is_no_result():
+    line = {"step": 1, "rollout/success": 0.5}
+    with pytest.raises(RuntimeError, match="no evaluation after its last update"):
+        summary([{"step": 0, "eval/success": 0.5}, line])
+    with pytest.raises(RuntimeError, match="no evaluation"):
+        summary([])
+
+
+def test_the_order_of_jobs_keeps_a_stopped_panel_paired():
+    arms = [Arm.parse("a"), Arm.parse("b")]
+    assert [(j.arm.label, j.seed) for j in jobs_of({"x": "s"}, arms, [5, 6], {})] == [
+        ("a", 5), ("b", 5), ("a", 6), ("b", 6),
+    ]  # fmt: skip
+
+
+def record(method, seed, curve, held_out):
+    after = {"success": held_out, "reward": held_out, "invalid_turns": 0.1}
+    job = Job("toy", "s", Arm(method, method), seed)
+    return {**job.key, "success": curve, "reward": curve, "after": after}
+
+
+def test_the_table_by_hand():
+    records = [
+        record("grpo", 0, [0.2, 0.4], 0.5), record("grpo", 1, [0.3, 0.5], 0.6), record("grpo", 2, [0.1, 0.3], 0.4),
+        record("good", 0, [0.3, 0.5], 0.5), record("good", 1, [0.41, 0.61], 0.7), record("good", 3, [1.0, 1.0], 1.0),
+    ]  # fmt: skip
+    runs = by_method(records, "toy")
+    assert area(records[0]) == pytest.approx(0.3)
+    lines = panel_table(runs)
+    assert lines[0] == "| method | seeds | training area | minus grpo | held-out | minus grpo | invalid turns |"
+    # grpo: areas 0.3, 0.4, 0.2: mean 0.3, s = 0.1, t = 4.3027, half 4.3027 * 0.1 / sqrt 3 = 0.248
+    assert lines[2] == "| grpo | 3 | 0.300 ±0.248 |  | 0.500 ±0.248 |  | 0.10 |"
+    # on seeds 0 and 1: +0.10 and +0.11, mean 0.105, s = 0.00707, t = 12.706, half 0.0635; held out 0 and +0.1
+    assert lines[3].split(" | ")[3] == "+0.105 ±0.064*"
+    assert lines[3].split(" | ")[5] == "+0.050 ±0.635"
+    with pytest.raises(ValueError, match="baseline must be among grpo, good, got 'gigpo'"):
+        panel_table(runs, "gigpo")
+
+
+def test_the_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    runs = by_method([record(m, s, [0.1 * s, 0.5], 0.5) for m in ("grpo", "a", "b$c") for s in (0, 1)], "toy")
+    assert plot_panel(runs, tmp_path / "x.png", "toy")
+    assert (tmp_path / "x.png").stat().st_size > 5000
+    with pytest.raises(ValueError, match="plot_panel: baseline"):
+        plot_panel(runs, tmp_path / "x.png", "toy", baseline="nobody")
+
+
+def test_results_are_plain_json_lines(script, tmp_path):
+    Panel(tmp_path).run(jobs(script, "grpo", seeds=[0]), lambda text: None)
+    [line] = (tmp_path / RESULTS).read_text().splitlines()
+    assert str(tmp_path) not in line
+    assert json.loads(line)["environment"] == "toy"
