@@ -109,6 +109,8 @@ def check_tasks(config: GRPOConfig, train_tasks: Sequence[Task], eval_tasks: Seq
             f"GRPOTrainer: eval_tasks must not overlap train_tasks, got {len(shared)} in both, "
             f"such as {min(shared)!r}; the evaluation panel must be held out"
         )
+    if 0 < len(eval_tasks) < config.num_eval_tasks:
+        logger.warning("num_eval_tasks is %d, but only %d tasks are held out", config.num_eval_tasks, len(eval_tasks))
 
 
 def check_processes(config: GRPOConfig, accelerator: Any) -> None:

@@ -15,10 +15,12 @@ from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
 
 from turncredit.credit import get_credit, list_credits, register_credit, registry
+from turncredit.envs import Task
 from turncredit.rollout import SamplingConfig
 from turncredit.trainers import EnvironmentConfig, GRPOConfig, GRPOTrainer, Method, Teacher, trl
 from turncredit.trainers.config import _RULES, GROUPS
 from turncredit.trainers.methods.tryout import made_up_inputs, try_options
+from turncredit.trainers.rehearsal import check_tasks
 from turncredit.trainers.rows import MicroBatchLimits
 
 NUMBERS = [name for name, rule in _RULES.items() if rule.kind in ("int", "float")]
@@ -354,3 +356,11 @@ def test_a_method_of_ones_own_is_not_called(monkeypatch):
 def test_a_forward_pass_holds_what_suits_the_device_or_what_was_asked_for(options, device, tokens):
     assert GRPOConfig(**options).tokens_per_pass(device) == tokens
     assert MicroBatchLimits.of(GRPOConfig(**options), device).tokens == tokens
+
+
+def test_a_panel_smaller_than_asked_for_is_said(caplog):
+    train, held_out = [Task("a", "x", "train")], [Task("b", "x", "eval")]
+    check_tasks(GRPOConfig(num_tasks=1, num_eval_tasks=1), train, held_out)
+    assert not caplog.text
+    check_tasks(GRPOConfig(num_tasks=1, num_eval_tasks=3), train, held_out)
+    assert "num_eval_tasks is 3, but only 1 tasks are held out" in caplog.text

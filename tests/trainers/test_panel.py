@@ -25,11 +25,12 @@ SCRIPT = """
     if args.credit == "bad":
         sys.exit(3)
     good = float(args.good) + 0.1 * int(args.seed)
-    lines = [{"step": 0, **{f"eval/{name}": 0.5 for name in ("success", "reward", "turns", "invalid_turns", "episodes")}}]
+    judged = ("success", "reward", "turns", "invalid_turns", "episodes")
+    lines = [{"step": 0, **{f"eval/{name}": 0.5 for name in judged}}]
     for step in (1, 2):
         line = {"step": step, "time/total_seconds": 1.5}
         lines.append(line | {f"rollout/{name}": good for name in ("success", "reward", "turns", "invalid_turns")})
-    lines[-1] |= {f"eval/{name}": 0.75 for name in ("success", "reward", "turns", "invalid_turns", "episodes")}
+    lines[-1] |= {f"eval/{name}": 0.75 for name in judged}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
     (folder / "checkpoints" / "step-000002").mkdir(parents=True, exist_ok=True)
 """
