@@ -106,11 +106,12 @@ class _Visits:
     def shared(self, first: Tensor, second: Tensor) -> Tensor:
         """``[R]`` int64, trajectories that were at both of two places; as many pairs at a time as memory allows."""
         small = torch.where(self.size[first] <= self.size[second], first, second)
-        pairs, which = torch.unique(torch.stack([small, first + second - small], 1), dim=0, return_inverse=True)
-        sizes = self.size[pairs[:, 0]]
+        places = self.size.numel()
+        pairs, which = torch.unique(small * places + first + second - small, return_inverse=True)
+        sizes = self.size[pairs // places]
         block = (sizes.cumsum(0) - sizes) // _PAIRS
         parts = pairs.split(block.unique_consecutive(return_counts=True)[1].tolist())
-        return torch.cat([self._shared(part[:, 0], part[:, 1]) for part in parts])[which]
+        return torch.cat([self._shared(part // places, part % places) for part in parts])[which]
 
     def _shared(self, small: Tensor, large: Tensor) -> Tensor:
         sizes = self.size[small]
