@@ -14,15 +14,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turncredit.credit import Credit, CreditInputs
+from turncredit.credit import Credit, CreditInputs, get_credit
 from turncredit.credit.lab.fidelity import (
     MEASURES,
     confidence_interval,
     credit_fidelity,
+    gradient_cosine,
     paired_interval,
     turn_credit,
 )
-from turncredit.credit.lab.synthetic import key_door, synthetic_batch
+from turncredit.credit.lab.synthetic import (
+    PROCESSES,
+    SyntheticBatch,
+    exact_gradient,
+    exact_values,
+    key_door,
+    synthetic_batch,
+)
 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples" / "compare_credit.py")
 
@@ -168,6 +176,69 @@ def test_turn_credit_is_the_mean_over_sampled_tokens() -> None:
     inputs = batch_of([1, 1], [1.0, 0.0], [0, 0], tokens=[3, 1])
     credit = Credit(torch.tensor([[1.0, 2.0, 6.0], [-1.0, 50.0, 50.0]]), torch.ones(2))
     assert turn_credit(credit, inputs).tolist() == [3.0, -1.0]
+
+
+def batch_at(seed: int, *, groups: int = 8, name: str = "key_door") -> SyntheticBatch:
+    return synthetic_batch(PROCESSES[name](), groups=groups, generator=torch.Generator().manual_seed(seed))
+
+
+def naive_cosine(credit: torch.Tensor, batch: SyntheticBatch) -> float:
+    """Turn by turn, against a finite difference of the start's value in every logit."""
+    process = batch.episodes.process
+    logits = process.policy.log()
+    found, exact = torch.zeros(2, *logits.shape, dtype=torch.float64)
+    for row, (trajectory, turn) in enumerate(zip(*(index.tolist() for index in batch.episodes.turns), strict=True)):
+        state, action = int(batch.episodes.states[trajectory, turn]), int(batch.episodes.actions[trajectory, turn])
+        for other in range(logits.shape[1]):
+            found[state, other] += float(credit[row]) * (float(other == action) - float(process.policy[state, other]))
+    for state in range(logits.shape[0]):
+        for action in range(logits.shape[1]):
+            values = []
+            for step in (1e-5, -1e-5):
+                moved = logits.clone()
+                moved[state, action] += step
+                values.append(exact_values(replace(process, policy=moved.softmax(-1))).state[0, process.start])
+            exact[state, action] = (values[0] - values[1]) / 2e-5
+    torch.testing.assert_close(exact_gradient(process), exact, rtol=0, atol=1e-8)
+    return float((found * exact).sum() / found.norm() / exact.norm())
+
+
+@pytest.mark.parametrize("name", ["key_door", "look_alike"])
+def test_gradient_cosine_is_that_of_finite_differences_whatever_the_scale(name: str) -> None:
+    batch = batch_at(3, groups=2, name=name)
+    credit = get_credit("agent_opsd")(batch.inputs)
+    found = gradient_cosine(credit, batch)
+    assert found == pytest.approx(naive_cosine(turn_credit(credit, batch.inputs), batch), abs=1e-6)
+    assert gradient_cosine(turn_credit(credit, batch.inputs), batch) == found
+    scaled = replace(credit, advantages=17.0 * credit.advantages)
+    assert gradient_cosine(scaled, batch) == pytest.approx(found, abs=1e-6)
+    assert gradient_cosine(-turn_credit(credit, batch.inputs), batch) == -found
+
+
+def test_exact_advantages_point_along_the_exact_gradient_and_the_outcome_less() -> None:
+    batches = [batch_at(seed, groups=2) for seed in range(10)]
+    exact = [gradient_cosine(batch.advantages, batch) for batch in batches]
+    grpo = [gradient_cosine(get_credit("grpo")(batch.inputs), batch) for batch in batches]
+    assert max(exact) < 0.995
+    assert sum(grpo) / 10 < sum(exact) / 10 - 0.2
+    large = batch_at(0, groups=1000)
+    assert gradient_cosine(large.advantages, large) > 0.999
+    # The measure sees credit that pairs of turns do not: the outcome, added to every turn of its trajectory alike.
+    batch = batches[0]
+    more = batch.advantages + batch.inputs.rewards[batch.inputs.trajectory_ids]
+    pairs = [credit_fidelity(credit, batch.inputs, batch.advantages) for credit in (more, batch.advantages)]
+    assert pairs[0].pair_accuracy == pytest.approx(pairs[1].pair_accuracy, abs=0.01)
+    assert gradient_cosine(more, batch) < exact[0] - 0.1
+
+
+def test_gradient_cosine_is_nan_where_nothing_was_learnt_and_names_bad_credit() -> None:
+    batch = next(b for b in (batch_at(seed, groups=1) for seed in range(999)) if b.inputs.rewards.unique().numel() == 1)
+    assert math.isnan(gradient_cosine(get_credit("grpo")(batch.inputs), batch))
+    assert gradient_cosine(batch.advantages, batch) > 0
+    with pytest.raises(ValueError, match=r"gradient_cosine: credit must be \[M\] = "):
+        gradient_cosine(torch.zeros(3), batch)
+    with pytest.raises(ValueError, match="gradient_cosine: credit must be finite, got nan"):
+        gradient_cosine(batch.advantages * torch.nan, batch)
 
 
 def test_intervals_by_hand_and_against_scipy() -> None:
