@@ -169,11 +169,15 @@ def sample_episodes(process: DecisionProcess, *, groups: int, group_size: int, g
     alive = torch.zeros(count, horizon, dtype=torch.bool)
     rewards = torch.zeros(count, horizon, dtype=torch.float64)
     choice, outcome = process.policy.cumsum(-1), process.transitions.cumsum(-1)
+    uniform = torch.rand(horizon, 2, count, 1, generator=generator, dtype=torch.float64)
     for turn in range(horizon):
         state = states[:, turn]
         running = ~process.terminal[state]
-        action = _draw(choice[state], generator)
-        following = torch.where(running, _draw(outcome[state, action], generator), state)
+        if not bool(running.any()):
+            states[:, turn + 1 :] = state[:, None]
+            break
+        action = _draw(choice[state], uniform[turn, 0])
+        following = torch.where(running, _draw(outcome[state, action], uniform[turn, 1]), state)
         states[:, turn + 1] = following
         alive[:, turn] = running
         actions[:, turn] = torch.where(running, action, 0)
@@ -196,7 +200,9 @@ def exact_credit(episodes: Episodes, values: ExactValues | None = None) -> Exact
     return ExactCredit(action - values.state[turn, state], after - action)
 
 
-def _draw(cumulative: Tensor, generator: torch.Generator) -> Tensor:
-    """One index per row of ``[N, C]`` cumulative probabilities; an entry of probability 0 is never drawn."""
-    uniform = torch.rand(cumulative.shape[0], 1, generator=generator, dtype=torch.float64)
+def _draw(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """One index per row of ``[N, C]`` cumulative probabilities, by ``[N, 1]`` numbers in [0, 1).
+
+    An entry of probability 0 is never drawn.
+    """
     return (uniform * cumulative[:, -1:] >= cumulative).sum(-1).clamp(max=cumulative.shape[1] - 1)
