@@ -2,10 +2,10 @@
 
     python examples/compare_learning.py --output outputs/learning
 
-Claim: see docs/lab/tabular.md. Softmax policies with shared features start uniform and take 40 updates of 2 groups of 8
-rollouts on every process; the teacher is that of the current policy. The learning rates of docs/lab/learning_rates.json
-were chosen by --sweep on development seeds, by one rule for all methods. Under ten minutes on two idle cores; a killed run
-goes on where it was. A method of one's own, registered by a module given with --import, is swept, then compared:
+Claim: docs/lab/tabular.md. Softmax policies with shared features start uniform and take 40 updates of 2 groups of 8
+rollouts on every process; the teacher is that of the current policy. Learning rates (docs/lab/learning_rates.json)
+were chosen by --sweep on development seeds, by one rule for all methods. Under ten minutes on two idle cores; a killed
+run goes on where it was. A method of one's own, registered by a module given with --import, is swept, then compared:
 
     python examples/compare_learning.py --import mine --methods mine --sweep
     python examples/compare_learning.py --import mine --methods mine
@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from statistics import fmean, stdev
@@ -130,7 +132,9 @@ def run(cells: Iterable[Cell], path: Path, options: argparse.Namespace) -> tuple
         path.open("a", encoding="utf-8") as file,
         ProcessPoolExecutor(options.workers, get_context("spawn"), start_worker, (options.modules,)) as pool,
     ):
-        for cell, result in pool.map(run_cell, missing):
+        for count, (cell, result) in enumerate(pool.map(run_cell, missing), 1):
+            if count % 200 == 0:
+                print(f"{count} of {len(missing)}", flush=True)
             if isinstance(result, str):
                 failed[cell.method] = result
                 continue
@@ -167,77 +171,84 @@ def sweep(options: argparse.Namespace, methods: list[str], known: dict[str, Any]
     }  # fmt: skip
 
 
+@dataclass(frozen=True)
 class Report:
-    """Tables of a run. Values are one per seed, means over processes; an interval is 95%, paired with the baseline."""
+    """Tables of a run: means over processes, one value a seed; intervals are 95% over seeds, differences paired."""
 
-    def __init__(self, results: Results, methods: list[str], rates: dict[str, float], seeds: Sequence[int]) -> None:
-        self.results, self.methods, self.rates, self.seeds = results, methods, rates, seeds
-        self.processes = list(dict.fromkeys(cell.process for cell in results))
-        self.main = [process for process in EXACT_PROCESSES if process in self.processes] or self.processes
+    results: Results
+    methods: list[str]
+    rates: dict[str, float]
+    seeds: Sequence[int]
+    processes: list[str]
 
-    def of(self, name: str, what: str, teacher: str, processes: list[str], rate: float | None = None) -> list[Any]:
-        teacher, rate = teachers_of(name, [teacher])[0], rate or self.rates[name]
+    def of(
+        self, what: str, name: str, processes: Sequence[str], teacher: str = "calibrated", rate: float = 0
+    ) -> list[Any]:
+        """One value (of a curve: one list) per seed; the method's own learning rate if none is given."""
+        (teacher,), rate = teachers_of(name, [teacher]), rate or self.rates[name]
         found = [[self.results[Cell(name, teacher, rate, p, seed)][what] for p in processes] for seed in self.seeds]
-        return [[fmean(point) for point in zip(*row, strict=True)] if what == "curve" else fmean(row) for row in found]
+        return [[fmean(at) for at in zip(*row, strict=True)] if what == "curve" else fmean(row) for row in found]
 
-    def gain(self, name: str, what: str, teacher: str, processes: list[str], rate: float | None = None) -> str:
-        """Over GRPO, on the same seeds; ``*`` more than its interval, ``!`` less."""
-        mean, half = paired_interval(
-            *(self.of(n, what, teacher, processes, rate) for n in (name, "grpo")),
-        )
-        return f"{mean:+.3f} ±{half:.3f}" + ("*" if mean > half else "!" if mean < -half else "")
+    def gain(self, what: str, name: str, processes: Sequence[str], teacher: str = "calibrated", rate: float = 0) -> str:
+        """Over GRPO; ``*`` better by more than the interval, ``!`` worse."""
+        values = (self.of(what, n, processes, teacher, rate) for n in (name, "grpo"))
+        mean, half = paired_interval(*values)
+        sign = "*" if mean > half else "!" if mean < -half else ""
+        return f"{mean:+.3f}" + ("" if math.isnan(half) else f" ±{half:.3f}") + sign
 
-    def share(self, name: str, rate: float | None = None) -> str:
-        """Of the gap between GRPO and exact advantages."""
-        area, low, high = (fmean(self.of(n, "auc", "calibrated", self.main, rate)) for n in (name, "grpo", EXACT))
+    def share(self, name: str, rate: float = 0) -> str:
+        area, low, high = (fmean(self.of("auc", n, self.main, rate=rate)) for n in (name, "grpo", EXACT))
         return f"{(area - low) / (high - low):.0%}"
 
-    def text(self, teachers: list[str], failed: dict[str, str]) -> str:
-        common, first = self.rates["grpo"], "calibrated"
-        order = sorted(self.methods, key=lambda name: -fmean(self.of(name, "auc", first, self.main)))
-        main = [
-            [name, f"{self.rates[name]:g}", "{:.3f} ±{:.3f}".format(*confidence_interval(self.of(name, "auc", first, self.main))),
-             self.gain(name, "auc", first, self.main), self.share(name),
-             f"{fmean(self.of(name, 'final', first, self.main)):.3f}", self.gain(name, "final", first, self.main),
-             self.gain(name, "auc", first, self.main, common), self.share(name, common)]
-            for name in order
-        ]  # fmt: skip
-        head = ["method", "rate", "AUC", "minus GRPO", "of the gap", "final", "final minus GRPO",
-                f"AUC minus GRPO, all at rate {common:g}", "of the gap"]  # fmt: skip
-        lines = ["## Learning, calibrated teacher", "", *table(head, main)]
-        columns = [[name, *(self.gain(name, "auc", first, [process]) for process in self.processes)] for name in order]
-        lines += ["", "## AUC minus GRPO, by process", "", *table(["method", *self.processes], columns)]
-        if len(teachers) > 1:
-            rows = [
-                [name, *(self.gain(name, "auc", teacher, self.main) for teacher in teachers)]
-                for name in order if all(self.has(name, teacher) for teacher in teachers) and teachers_of(name, [""]) != ["-"]
-            ]  # fmt: skip
-            lines += ["", "## AUC minus GRPO, by teacher", "", *table(["method", *teachers], rows)]
-        seeds = f"{len(self.seeds)} seeds ({self.seeds[0]} to {self.seeds[-1]})"
-        about = (
-            f"{seeds}; mean over {len(self.main)} processes unless said; AUC: mean chance of success over the updates. "
-            "±: half of the 95% interval over seeds, differences paired. `*`: better than GRPO by more than the "
-            "interval, `!`: worse. Of the gap: share of the gap between GRPO and exact advantages."
-        )
-        return (
-            "\n".join([about, "", *lines, "", *(f"Left out: {n}: {why}" for n, why in failed.items())]).rstrip() + "\n"
-        )
+    @property
+    def main(self) -> list[str]:
+        """The processes of the means: those with exact observations that were run."""
+        return [process for process in EXACT_PROCESSES if process in self.processes] or self.processes
 
-    def has(self, name: str, teacher: str) -> bool:
-        return all(Cell(name, t, self.rates[name], p, self.seeds[0]) in self.results
-                   for t in teachers_of(name, [teacher]) for p in self.processes)  # fmt: skip
+    @property
+    def order(self) -> list[str]:
+        return sorted(self.methods, key=lambda name: -fmean(self.of("auc", name, self.main)))
+
+    def row(self, name: str, common: float) -> list[str]:
+        area, half = confidence_interval(self.of("auc", name, self.main))
+        final = fmean(self.of("final", name, self.main))
+        own = [self.gain("auc", name, self.main), self.share(name), f"{final:.3f}", self.gain("final", name, self.main)]
+        same = [self.gain("auc", name, self.main, rate=common), self.share(name, common)]
+        return [name, f"{self.rates[name]:g}", f"{area:.3f} ±{half:.3f}", *own, *same]
+
+    def text(self, teachers: list[str]) -> str:
+        common, shown = self.rates["grpo"], self.processes
+        head = ["method", "rate", "AUC", "minus GRPO", "of the gap", "final", "final minus GRPO"]
+        head += [f"AUC minus GRPO, all at rate {common:g}", "of the gap"]
+        by_process = [[name, *(self.gain("auc", name, [process]) for process in shown)] for name in self.order]
+        sections = {
+            "Learning, calibrated teacher": (head, [self.row(name, common) for name in self.order]),
+            "AUC minus GRPO, by process": (["method", *shown], by_process),
+        }
+        if len(teachers) > 1:
+            known = {(cell.method, cell.teacher) for cell in self.results}
+            asked = [name for name in self.order if all((name, teacher) in known for teacher in teachers)]
+            by_teacher = [[name, *(self.gain("auc", name, self.main, t) for t in teachers)] for name in asked]
+            sections["AUC minus GRPO, by teacher"] = (["method", *teachers], by_teacher)
+        about = (
+            f"{len(self.seeds)} seeds from {self.seeds[0]} on; means over {len(self.main)} processes unless said. AUC: "
+            "mean chance of success over the updates. ±: half of the 95% interval over seeds, differences paired. "
+            "`*`: better than GRPO by more than the interval, `!`: worse. Of the gap: of that between GRPO and exact."
+        )
+        lines = [line for title, (top, rows) in sections.items() for line in ("", f"## {title}", "", *table(top, rows))]
+        return "\n".join([about, *lines]) + "\n"
 
     def plot(self, path: Path, updates: int) -> None:
-        shown = [name for name in CURVES if name in self.methods]
-        shown += [name for name in self.methods if name not in (*CURVES, *DEFAULT)][: 8 - len(shown)]
+        others = [name for name in self.methods if name not in DEFAULT]
+        shown = [name for name in CURVES if name in self.methods] + others
         curves = {
-            name: [confidence_interval(point) for point in zip(*self.of(name, "curve", "calibrated", self.main), strict=True)]
-            for name in shown
-        }  # fmt: skip
+            name: [confidence_interval(at) for at in zip(*self.of("curve", name, self.main), strict=True)]
+            for name in shown[:8]
+        }
         gains = {
-            name: paired_interval(*(self.of(n, "auc", "calibrated", self.main) for n in (name, "grpo")))
-            for name in self.methods if name != "grpo"
-        }  # fmt: skip
+            name: paired_interval(self.of("auc", name, self.main), self.of("auc", "grpo", self.main))
+            for name in self.methods
+        }
         plot_learning(curves, gains, updates=range(0, updates + 1, EVERY)).savefig(path, dpi=100)
 
 
@@ -264,8 +275,9 @@ def compare(options: argparse.Namespace, methods: list[str], known: dict[str, An
         for process in options.processes
     ]
     results, failed = run(cells, options.output / "learning.jsonl", options)
-    report = Report(results, [name for name in methods if name not in failed], rates, seeds)
-    text = report.text(options.teachers, failed)
+    methods = [name for name in methods if name not in failed]
+    report = Report(results, methods, rates, seeds, options.processes)
+    text = report.text(options.teachers) + "".join(f"\nLeft out: {name}: {why}\n" for name, why in failed.items())
     (options.output / "learning_tables.md").write_text("# Tabular learning: all tables\n\n" + text, encoding="utf-8")
     report.plot(options.output / "learning.png", options.updates)
     print(text)

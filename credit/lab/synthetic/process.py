@@ -183,24 +183,24 @@ def sample_episodes(process: DecisionProcess, *, groups: int, group_size: int, g
         if value < 1:
             raise ValueError(f"sample_episodes: {name} must be at least 1, got {value}; ask for some")
     count, horizon = groups * group_size, process.horizon
-    states = torch.full((count, horizon + 1), process.start)
-    actions = torch.zeros(count, horizon, dtype=torch.long)
-    alive = torch.zeros(count, horizon, dtype=torch.bool)
-    rewards = torch.zeros(count, horizon, dtype=torch.float64)
-    choice, outcome = process.policy.cumsum(-1), process.transitions.cumsum(-1)
+    size, moves = process.policy.shape
+    terminal, choice = process.terminal, process.policy.cumsum(-1)
+    stay = torch.eye(size, dtype=torch.float64)[:, None]
+    outcome = torch.where(terminal[:, None, None], stay, process.transitions).cumsum(-1).flatten(0, 1)
     uniform = torch.rand(horizon, 2, count, 1, generator=generator, dtype=torch.float64)
+    visited = torch.full((horizon + 1, count), process.start)
+    chosen = torch.zeros(horizon, count, dtype=torch.long)
     for turn in range(horizon):
-        state = states[:, turn]
-        running = ~process.terminal[state]
-        if not bool(running.any()):
-            states[:, turn + 1 :] = state[:, None]
+        state = visited[turn]
+        if bool(terminal[state].all()):
+            visited[turn + 1 :] = state
             break
-        action = _draw(choice[state], uniform[turn, 0])
-        following = torch.where(running, _draw(outcome[state, action], uniform[turn, 1]), state)
-        states[:, turn + 1] = following
-        alive[:, turn] = running
-        actions[:, turn] = torch.where(running, action, 0)
-        rewards[:, turn] = torch.where(running, process.entry_rewards[following], 0.0)
+        chosen[turn] = _draw(choice[state], uniform[turn, 0])
+        visited[turn + 1] = _draw(outcome[state * moves + chosen[turn]], uniform[turn, 1])
+    states = visited.T.contiguous()
+    alive = ~terminal[states[:, :-1]]
+    actions = torch.where(alive, chosen.T, 0)
+    rewards = torch.where(alive, process.entry_rewards[states[:, 1:]], 0.0)
     return Episodes(process, states, actions, alive, rewards, torch.arange(groups).repeat_interleave(group_size))
 
 
