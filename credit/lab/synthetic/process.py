@@ -183,20 +183,24 @@ def sample_episodes(process: DecisionProcess, *, groups: int, group_size: int, g
         if value < 1:
             raise ValueError(f"sample_episodes: {name} must be at least 1, got {value}; ask for some")
     count, horizon = groups * group_size, process.horizon
-    states = torch.full((count, horizon + 1), process.start)
-    actions = torch.zeros(count, horizon, dtype=torch.long)
-    alive = torch.zeros(count, horizon, dtype=torch.bool)
-    rewards = torch.zeros(count, horizon, dtype=torch.float64)
-    choice, outcome = process.policy.cumsum(-1), process.transitions.cumsum(-1)
+    size, moves = process.policy.shape
+    terminal, choice = process.terminal, process.policy.cumsum(-1)
+    stay = torch.eye(size, dtype=torch.float64)[:, None]
+    outcome = torch.where(terminal[:, None, None], stay, process.transitions).cumsum(-1).flatten(0, 1)
+    uniform = torch.rand(horizon, 2, count, 1, generator=generator, dtype=torch.float64)
+    visited = torch.full((horizon + 1, count), process.start)
+    chosen = torch.zeros(horizon, count, dtype=torch.long)
     for turn in range(horizon):
-        state = states[:, turn]
-        running = ~process.terminal[state]
-        action = _draw(choice[state], generator)
-        following = torch.where(running, _draw(outcome[state, action], generator), state)
-        states[:, turn + 1] = following
-        alive[:, turn] = running
-        actions[:, turn] = torch.where(running, action, 0)
-        rewards[:, turn] = torch.where(running, process.entry_rewards[following], 0.0)
+        state = visited[turn]
+        if bool(terminal[state].all()):
+            visited[turn + 1 :] = state
+            break
+        chosen[turn] = _draw(choice[state], uniform[turn, 0])
+        visited[turn + 1] = _draw(outcome[state * moves + chosen[turn]], uniform[turn, 1])
+    states = visited.T.contiguous()
+    alive = ~terminal[states[:, :-1]]
+    actions = torch.where(alive, chosen.T, 0)
+    rewards = torch.where(alive, process.entry_rewards[states[:, 1:]], 0.0)
     return Episodes(process, states, actions, alive, rewards, torch.arange(groups).repeat_interleave(group_size))
 
 
@@ -241,7 +245,9 @@ def exact_gradient(process: DecisionProcess, values: ExactValues | None = None) 
     return process.policy * torch.einsum("ts,tsa->sa", state_visits(process), advantages)
 
 
-def _draw(cumulative: Tensor, generator: torch.Generator) -> Tensor:
-    """One index per row of ``[N, C]`` cumulative probabilities; an entry of probability 0 is never drawn."""
-    uniform = torch.rand(cumulative.shape[0], 1, generator=generator, dtype=torch.float64)
+def _draw(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """One index per row of ``[N, C]`` cumulative probabilities, by ``[N, 1]`` numbers in [0, 1).
+
+    An entry of probability 0 is never drawn.
+    """
     return (uniform * cumulative[:, -1:] >= cumulative).sum(-1).clamp(max=cumulative.shape[1] - 1)

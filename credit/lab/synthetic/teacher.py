@@ -21,6 +21,7 @@ changes nothing has opinion 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -118,7 +119,6 @@ class SyntheticBatch:
         luck: ``[M]`` float64, exact.
         values: of the process.
         episodes: the trajectories.
-        correspondence: similarities per group, no sources selected.
         hints: ``[M, A]`` float64, what each turn's teacher says: nats by which it prefers an action, or its scores.
         teacher: its quality.
         noise_seed: of the noise on cross scores.
@@ -129,12 +129,21 @@ class SyntheticBatch:
     luck: Tensor
     values: ExactValues
     episodes: Episodes
-    correspondence: Correspondence
     hints: Tensor
     teacher: Teacher
     noise_seed: int
     _parts: tuple[Tensor, Tensor, Tensor] = field(repr=False)
+    _vectors: tuple[Tensor, Tensor] = field(repr=False)
     _scored: dict[tuple[float, int], CreditInputs] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def correspondence(self) -> Correspondence:
+        """Similarities per group, no sources selected; computed when first asked for."""
+        inputs = self.inputs
+        known = torch.ones(inputs.num_rows, dtype=torch.bool)
+        return build_correspondence(
+            *self._vectors, inputs.trajectory_ids, inputs.turn_ids, inputs.group_ids, known, known
+        )
 
     def with_sources(self, *, similarity_threshold: float = 0.8, top_k: int = 3) -> CreditInputs:
         """The batch with sibling sources selected and scored for AlignOPSD.
@@ -219,12 +228,11 @@ def synthetic_batch(
         anchor_ids=_anchors(episodes, generator),
         turn_rewards=episodes.rewards[trajectory, turn].float(),
     )
-    correspondence = _correspondence(episodes, inputs, teacher, told, generator)
+    vectors = _vectors(episodes, teacher, told, generator)
     exact = exact_credit(episodes, values)
     seed = int(torch.randint(1 << 31, (), generator=generator))
     return SyntheticBatch(
-        inputs, exact.advantages, exact.luck, values, episodes, correspondence, hints, teacher, seed,
-        (shares, offset, shared),
+        inputs, exact.advantages, exact.luck, values, episodes, hints, teacher, seed, (shares, offset, shared), vectors,
     )  # fmt: skip
 
 
@@ -308,9 +316,8 @@ def _blend(shared: Tensor, own: Tensor) -> Tensor:
     return (shared + own) * 0.5**0.5
 
 
-def _correspondence(
-    episodes: Episodes, inputs: CreditInputs, teacher: Teacher, told: Tensor, generator: torch.Generator
-) -> Correspondence:
+def _vectors(episodes: Episodes, teacher: Teacher, told: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """``[M, D]`` noisy vectors of what each turn's teacher speaks about, and of the decision the turn faces."""
     process = episodes.process
     trajectory, turn = episodes.turns
     own = normalize(torch.randn(int(process.decisions.max()) + 1, _WIDTH, generator=generator), dim=-1)
@@ -322,7 +329,4 @@ def _correspondence(
 
     faced = vectors[episodes.states[trajectory, turn]]
     spoken = torch.lerp(faced, vectors[episodes.states[trajectory, told]], teacher.mix)
-    known = torch.ones(turn.numel(), dtype=torch.bool)
-    return build_correspondence(
-        noisy(spoken), noisy(faced), inputs.trajectory_ids, inputs.turn_ids, inputs.group_ids, known, known
-    )
+    return noisy(spoken), noisy(faced)
