@@ -404,6 +404,8 @@ def test_what_rarely_repeats_has_anchors_of_its_own() -> None:
     unique = anchors != exact
     assert float(unique.double().mean()) == pytest.approx(0.75, abs=0.02)
     assert torch.equal(batch.inputs.teacher_logprobs, same.inputs.teacher_logprobs)  # type: ignore[arg-type]
+    graded = synthetic_batch(rarely_repeated(), TEACHERS["self_scores"], groups=32, generator=seeded()).inputs
+    assert torch.equal(anchors, graded.anchor_ids)  # type: ignore[arg-type]
     assert int(torch.bincount(anchors)[anchors[unique]].max()) == 1
     assert not set(anchors[unique].tolist()) & set(exact.tolist())
 
