@@ -211,10 +211,11 @@ class Report:
         return ["| " + " | ".join(line) + " |" for line in lines]
 
     def main(self) -> list[str]:
-        """The main methods under every teacher, and the direction of their gradient."""
+        """The main methods, and yours, under every teacher, and the direction of their gradient."""
         columns = {t: Column("pair_accuracy", [t], PROCESS_NAMES) for t in TEACHER_NAMES}
         columns["gradient cosine"] = Column("gradient_cosine", list(PUBLISHED_TEACHERS), PROCESS_NAMES)
-        return self.table(columns, [name for name in (*MAIN, EXACT) if name in self.rows])
+        yours = [name for name in self.rows if family_of(name) == "yours"]
+        return self.table(columns, [name for name in (*MAIN, *yours, EXACT) if name in self.rows])
 
     def text(self) -> str:
         published = list(PUBLISHED_TEACHERS)
@@ -271,11 +272,10 @@ def merge(cells: Cells) -> dict[str, str]:
 
 
 def update(page: Path, lines: Names) -> None:
-    """Replace the first table of the page's section "Results"."""
-    before, heading, after = page.read_text(encoding="utf-8").partition("\n## Results")
-    intro, _, rest = after.partition("\n| method |")
-    tail = rest[rest.index("|\n\n") + 1 :]
-    page.write_text(before + heading + intro + "\n" + "\n".join(lines) + tail, encoding="utf-8")
+    """Replace the first table of methods of a page."""
+    before, _, after = page.read_text(encoding="utf-8").partition("\n| method |")
+    tail = after[after.index("|\n\n") + 1 :]
+    page.write_text(before + "\n" + "\n".join(lines) + tail, encoding="utf-8")
 
 
 def main() -> None:
@@ -287,8 +287,10 @@ def main() -> None:
     parser.add_argument("--import", dest="modules", nargs="*", default=[], help="modules that register methods")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path("outputs/fidelity"))
-    parser.add_argument("--page", type=Path, help="page whose table of results is brought up to date")
+    parser.add_argument("--page", type=Path, help="page whose first table of methods is brought up to date")
     options = parser.parse_args()
+    if options.page and "\n| method |" not in options.page.read_text(encoding="utf-8"):
+        parser.error(f"--page must name a page with a table of methods, got {options.page}; leave it out")
     load(options.modules)
     names = ["grpo", *(n for n in options.methods if n != "grpo")] if options.methods else []
     began = time.perf_counter()

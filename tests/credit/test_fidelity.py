@@ -284,17 +284,35 @@ def test_the_example_compares_methods_and_writes_tables_and_plot(tmp_path: Path)
         "    raise ValueError('broken: size must be 0, got 1')\n"
     )
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    (tmp_path / "page.md").write_text("# Page\n\nText.\n\n| method | old |\n| --- |\n| x |\n\nAfter.\n")
     done = subprocess.run(
-        [sys.executable, EXAMPLE, "--seeds", "2", "--groups", "2", "--workers", "1", "--import", "mine",
-         "--methods", "mine", "broken", "agent_opsd", "--output", str(tmp_path)],
+        [sys.executable, EXAMPLE, "--seeds", "2", "--first-seed", "7", "--groups", "2", "--workers", "1",
+         "--import", "mine", "--methods", "mine", "broken", "agent_opsd", "gigpo", "posterior_anchors",
+         "--output", str(tmp_path), "--page", str(tmp_path / "page.md")],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     tables = (tmp_path / "fidelity_tables.md").read_text(encoding="utf-8")
-    assert "| grpo, mine | 0.50 ±0.00 | 0.50 ±0.00 |" in tables
+    assert "Seeds 7, 8; 2 groups of 8 rollouts" in tables
+    block = tables.split("## pair_accuracy by teacher")[1].split("## gradient")[0]
+    names = [line.split(" | ")[0].removeprefix("| ") for line in block.splitlines() if line.startswith("| ")]
+    assert names == [
+        "method", "---", "**outcome only**", "grpo", "**anchors**", "gigpo", "posterior_anchors", "**AgentOPSD**",
+        "agent_opsd", "**yours**", "mine", "**the truth**", "exact advantages",
+    ]  # fmt: skip
+    assert "| mine |" + " 0.50 ±0.00 |" * 8 in block
+    assert block.splitlines()[2].count("|") == 10
     assert "Left out: broken: broken: size must be 0, got 1" in tables
-    assert "## sign_errors\n\nThe same for every method." in tables
-    assert tables.count("| agent_opsd |") == len(MEASURES) - 1 + 5
+    assert "## rank_correlation by teacher" in tables
+    assert tables.count("| agent_opsd |") == 1 + (len(MEASURES) + 1) + 2 + 2
+    assert "## sign_errors by teacher, mean over processes\n\n| method |" in tables
+    assert "## look_alike: " in tables
+    assert "## rarely_repeated: " in tables
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert page.startswith("# Page\n\nText.\n\n| method | calibrated | noisy |")
+    assert page.endswith(" |\n\nAfter.\n")
+    assert "| old |" not in page
+    assert page.count("| agent_opsd |") == page.count("| mine |") == 1
     assert (tmp_path / "fidelity.png").read_bytes()[:4] == b"\x89PNG"
 
 
