@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import replace
 
@@ -11,16 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turncredit.credit.lab.synthetic import (
+    EXACT_PROCESSES,
     PROCESSES,
+    PUBLISHED_TEACHERS,
     TEACHERS,
     DecisionProcess,
     Teacher,
     exact_credit,
+    exact_gradient,
     exact_values,
     key_door,
     lock_chain,
     long_horizon,
+    look_alike,
+    rarely_repeated,
     sample_episodes,
+    state_visits,
     synthetic_batch,
 )
 from turncredit.credit.registry import get_credit, list_credits
@@ -153,7 +160,7 @@ def test_known_pivotal_turns_have_the_large_advantages(name: str) -> None:
     spread = (values.action[0].amax(-1) - values.action[0].amin(-1)).masked_fill(process.terminal, 0)
     decisive = set((spread > 0.2).nonzero().flatten().tolist())
     count = {"key_door": 1, "lock_chain": 4, "detour": 0, "redundant_evidence": 1, "misleading_evidence": 2,
-             "late_choice": 1, "long_horizon": 3}[name]  # fmt: skip
+             "late_choice": 1, "long_horizon": 3, "look_alike": 3, "rarely_repeated": 4}[name]  # fmt: skip
     assert len(decisive) >= count
     if name not in ("detour", "key_door"):
         assert len(decisive) == count
@@ -303,6 +310,124 @@ def test_batches_carry_what_a_method_requires() -> None:
     torch.testing.assert_close(chosen.double(), policy, rtol=0, atol=1e-5)
 
 
+# Recorded before observations and graded teachers existed, the generator seeded with the place of the process: sha256
+# of what is whole, and for each published teacher a weighted sum of the rest.
+BATCHES = {
+    "key_door": ("03f5e842", [10.40100, 7.22549, 24.60140, 18.40400, 8.86908]),
+    "lock_chain": ("44270dc9", [7.98629, -11.26900, 10.14019, 11.80414, 3.92044]),
+    "detour": ("e7c4bfeb", [14.54606, 2.17987, -5.02472, -10.16219, -23.05546]),
+    "redundant_evidence": ("57ebbcb8", [26.38758, 33.17522, 25.47789, 18.37669, 23.35240]),
+    "misleading_evidence": ("25933f1b", [-17.96777, -14.86668, -49.55979, -48.03506, -11.58956]),
+    "late_choice": ("67a85d00", [10.44015, 22.47172, -8.54155, 1.11485, 14.21889]),
+    "long_horizon": ("d1587b6c", [1.63919, 50.63565, 5.30449, 22.14362, -36.98792]),
+}
+
+
+@pytest.mark.parametrize("name", EXACT_PROCESSES)
+def test_batches_of_exact_observations_and_published_teachers_are_what_they_were(name: str) -> None:
+    assert list(BATCHES) == list(EXACT_PROCESSES) == list(PROCESSES)[:7]
+    assert list(PUBLISHED_TEACHERS) == ["calibrated", "noisy", "overconfident", "strong", "shifted"]
+    for teacher, expected in zip(PUBLISHED_TEACHERS, BATCHES[name][1], strict=True):
+        generator = seeded(EXACT_PROCESSES.index(name))
+        batch = synthetic_batch(PROCESSES[name](), TEACHERS[teacher], groups=2, group_size=4, generator=generator)
+        inputs, scored = batch.inputs, batch.with_sources().correspondence
+        fields = ("response_mask", "trajectory_ids", "turn_ids", "group_ids", "anchor_ids", "successes", "turn_rewards")
+        whole = b"".join(getattr(inputs, field).long().numpy().tobytes() for field in fields)
+        assert hashlib.sha256(whole).hexdigest()[:8] == BATCHES[name][0]
+        rest = (inputs.student_logprobs, inputs.teacher_logprobs, scored.cross_logprobs, batch.hints, batch.advantages)  # type: ignore[union-attr]
+        found = sum(float((x.double().flatten() * torch.arange(x.numel()).sin()).sum()) for x in rest)  # type: ignore[union-attr]
+        assert found == pytest.approx(expected, abs=1e-3), teacher
+
+
+def test_an_adversarial_teacher_prefers_what_fails_and_an_uninformative_one_knows_nothing() -> None:
+    batch = synthetic_batch(key_door(), replace(TEACHERS["adversarial"], noise=0.0), groups=8, generator=seeded())
+    friend = synthetic_batch(key_door(), Teacher(noise=0.0), groups=8, generator=seeded())
+    torch.testing.assert_close(batch.hints, -friend.hints)
+    gap = (batch.inputs.teacher_logprobs - batch.inputs.student_logprobs).double().sum(-1)  # type: ignore[operator]
+    decisive = batch.advantages.abs() > 0.1
+    assert bool((gap.sign() == -batch.advantages.sign())[decisive].all())
+    empty = TEACHERS["uninformative"]
+    assert (empty.scale, empty.noise, empty.bias) == (0, 0.4, -0.2)
+    assert float(synthetic_batch(key_door(), empty, groups=2, generator=seeded()).hints.abs().max()) == 0
+
+
+def test_grades_are_bounded_and_a_monotone_function_of_the_steps_value_by_hand() -> None:
+    teacher = Teacher(noise=0.0, grades=5, score_noise=0.0, scale=2.0, floor=1e-9)
+    batch = synthetic_batch(tiny_process(3), teacher, groups=20, generator=seeded())
+    inputs, (trajectory, turn) = batch.inputs, batch.episodes.turns
+    gap = (inputs.teacher_logprobs - inputs.student_logprobs).sum(-1)  # type: ignore[operator]
+    state, action = batch.episodes.states[trajectory, turn], batch.episodes.actions[trajectory, turn]
+    # Room 0 at t = 0: V 0.36, Q 0.6: odds ratio 1.5 / 0.5625 = 2.667, sigmoid 0.727 -> 0.75 -> 2 (2 x 0.75 - 1) = 1.
+    # The other action loses for sure: grade 0 -> -2. Room 1 at t = 1: V 0.6, Q 0.8: ratio 4 / 1.5, the same grade;
+    # to stay, Q 0.4: ratio (2 / 3) / 1.5 = 0.444, sigmoid 0.308 -> 0.25 -> -1.
+    for where, score in {(0, 0, 0): 1.0, (0, 0, 1): -2.0, (1, 1, 0): 1.0, (1, 1, 1): -1.0}.items():
+        rows = (turn == where[0]) & (state == where[1]) & (action == where[2])
+        assert bool(rows.any())
+        torch.testing.assert_close(gap[rows], torch.full_like(gap[rows], score), rtol=0, atol=1e-5)
+    noisy = synthetic_batch(lock_chain(), TEACHERS["self_scores"], groups=16, generator=seeded())
+    assert set(noisy.hints.flatten().tolist()) == {-1.0, -0.5, 0.0, 0.5, 1.0}
+    chosen = noisy.hints.gather(1, noisy.episodes.actions[noisy.episodes.turns][:, None])[:, 0]
+    good, bad, none = noisy.advantages > 0.1, noisy.advantages < -0.1, noisy.advantages.abs() < 0.01
+    assert float(chosen[good].mean()) > 0.2 > float(chosen[none].mean()) > -0.2 > float(chosen[bad].mean())
+    told = synthetic_batch(lock_chain(), Teacher(grades=5, shift=2, score_noise=0.0), groups=8, generator=seeded())
+    assert not torch.equal(told.hints, synthetic_batch(
+        lock_chain(), Teacher(grades=5, shift=2, mix=0.0, score_noise=0.0), groups=8, generator=seeded()
+    ).hints)  # fmt: skip
+
+
+def test_look_alikes_share_an_anchor_hide_the_key_and_reverse_what_is_right() -> None:
+    process = look_alike()
+    place = {name: index for index, name in enumerate(process.names)}
+    assert process.observations is not None
+    alike = {name for name, row in place.items() if int(process.observations[row]) != row}
+    assert alike == {"empty_0", "empty_1", "empty_2", "shut"}
+    for twin, name in (("empty_1", "held_1"), ("shut", "door")):
+        assert int(process.observations[place[twin]]) == place[name]
+        assert torch.equal(process.policy[place[twin]], process.policy[place[name]])
+        assert int(process.decisions[place[twin]]) == int(process.decisions[place[name]])
+    gain = exact_values(process).action[0] - exact_values(process).state[0, :, None]
+    assert float((gain[place["door"]] * gain[place["shut"]]).amin()) < -0.04
+    batch = synthetic_batch(process, groups=8, generator=seeded())
+    state = batch.episodes.states[batch.episodes.turns]
+    group = batch.inputs.group_ids[batch.inputs.trajectory_ids]
+    expected = group * len(place) + process.observations[state]
+    assert torch.equal(batch.inputs.anchor_ids, expected)  # type: ignore[arg-type]
+    assert bool((expected != group * len(place) + state).any())
+
+
+def test_what_rarely_repeats_has_anchors_of_its_own() -> None:
+    batch = synthetic_batch(rarely_repeated(), groups=32, generator=seeded())
+    same = synthetic_batch(lock_chain(), groups=32, generator=seeded())
+    anchors, exact = batch.inputs.anchor_ids, same.inputs.anchor_ids
+    assert anchors is not None
+    assert exact is not None
+    unique = anchors != exact
+    assert float(unique.double().mean()) == pytest.approx(0.75, abs=0.02)
+    assert torch.equal(batch.inputs.teacher_logprobs, same.inputs.teacher_logprobs)  # type: ignore[arg-type]
+    graded = synthetic_batch(rarely_repeated(), TEACHERS["self_scores"], groups=32, generator=seeded()).inputs
+    assert torch.equal(anchors, graded.anchor_ids)  # type: ignore[arg-type]
+    assert int(torch.bincount(anchors)[anchors[unique]].max()) == 1
+    assert not set(anchors[unique].tolist()) & set(exact.tolist())
+
+
+@pytest.mark.parametrize("name", ["key_door", "look_alike", "random"])
+def test_the_exact_gradient_is_that_of_the_value_by_autograd(name: str) -> None:
+    process = tiny_process(3) if name == "random" else PROCESSES[name]()
+    logits = process.policy.log().requires_grad_()
+    policy, state = logits.softmax(-1), torch.zeros(len(process.terminal), dtype=torch.float64)
+    for _ in range(process.horizon):
+        worth = (process.transitions @ (process.entry_rewards + state)) * (~process.terminal).double()[:, None]
+        state = (policy * worth).sum(-1)
+    (expected,) = torch.autograd.grad(state[process.start], logits)
+    torch.testing.assert_close(exact_gradient(process), expected, rtol=0, atol=1e-12)
+    assert float(expected.abs().max()) > 0.01
+    episodes = sample_episodes(process, groups=500, group_size=8, generator=seeded())
+    one = torch.ones((), dtype=torch.float64)
+    place = episodes.turns[1], episodes.states[episodes.turns]
+    counts = torch.zeros_like(state_visits(process)).index_put_(place, one, accumulate=True)
+    assert float((counts / 4000 - state_visits(process)).abs().max()) < 0.03
+
+
 def test_thousands_of_trajectories_take_seconds() -> None:
     episodes = sample_episodes(long_horizon(), groups=500, group_size=8, generator=seeded())
     credit = exact_credit(episodes)
@@ -316,6 +441,9 @@ def test_thousands_of_trajectories_take_seconds() -> None:
         ({"start": 2}, "start must be a state in .* that is not terminal, got 2"),
         ({"policy": torch.full((4, 2), 0.6, dtype=torch.float64)}, "policy must hold probabilities .* sum 1.2"),
         ({"echo": torch.zeros(3)}, r"echo must have shape \[4\], got \[3\]"),
+        ({"observations": torch.arange(3)}, r"observations must have shape \[4\], got \[3\]"),
+        ({"observations": torch.tensor([0, 1, 2, 4])}, r"observations must be whole numbers in \[0, 4\), got .*4"),
+        ({"unique_share": 1.5}, r"unique_share must be a number in \[0, 1\], got 1.5"),
     ],
 )
 def test_bad_processes_are_named(change: dict[str, object], message: str) -> None:
@@ -326,6 +454,10 @@ def test_bad_processes_are_named(change: dict[str, object], message: str) -> Non
 def test_bad_options_are_named() -> None:
     with pytest.raises(ValueError, match=r"Teacher: mix must lie in .* got 2"):
         Teacher(mix=2)
+    with pytest.raises(ValueError, match="Teacher: grades must be 0 or a whole number from 2 on, got 1; 5 is"):
+        Teacher(grades=1)
+    with pytest.raises(ValueError, match=r"Teacher: score_noise must lie in .* got -1"):
+        Teacher(score_noise=-1)
     with pytest.raises(ValueError, match="sample_episodes: groups must be at least 1, got 0"):
         sample_episodes(key_door(), groups=0, group_size=2, generator=seeded())
     paid = replace(tiny_process(), entry_rewards=torch.tensor([0, 0, 10.0, 0], dtype=torch.float64))

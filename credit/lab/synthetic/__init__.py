@@ -7,13 +7,16 @@ True
 """
 
 from .library import (
+    EXACT_PROCESSES,
     PROCESSES,
     detour,
     key_door,
     late_choice,
     lock_chain,
     long_horizon,
+    look_alike,
     misleading_evidence,
+    rarely_repeated,
     redundant_evidence,
 )
 from .process import (
@@ -22,10 +25,12 @@ from .process import (
     ExactCredit,
     ExactValues,
     exact_credit,
+    exact_gradient,
     exact_values,
     sample_episodes,
+    state_visits,
 )
-from .teacher import TEACHERS, SyntheticBatch, Teacher, synthetic_batch
+from .teacher import PUBLISHED_TEACHERS, TEACHERS, SyntheticBatch, Teacher, synthetic_batch
 
 __all__ = [
     "DecisionProcess",
@@ -33,16 +38,22 @@ __all__ = [
     "ExactCredit",
     "ExactValues",
     "exact_credit",
+    "exact_gradient",
     "exact_values",
     "sample_episodes",
+    "state_visits",
+    "EXACT_PROCESSES",
     "PROCESSES",
     "detour",
     "key_door",
     "late_choice",
     "lock_chain",
     "long_horizon",
+    "look_alike",
     "misleading_evidence",
+    "rarely_repeated",
     "redundant_evidence",
+    "PUBLISHED_TEACHERS",
     "TEACHERS",
     "SyntheticBatch",
     "Teacher",

@@ -1,7 +1,7 @@
 """Small processes whose pivotal turns are known. In each, success pays 1 and everything else 0.
 
 Every state has three moves. Their labels are rotated from state to state, so that "action 0" is good in one state and
-bad in the next: a teacher that speaks about the wrong decision misleads.
+bad in the next: a teacher that speaks about the wrong decision misleads. States that look alike have the same labels.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class _Builder:
     def __init__(self) -> None:
         self.moves: dict[str, list[tuple[float, _Target]]] = {_WIN: [], _LOSE: []}
         self.facts: dict[str, tuple[str, int, float, tuple[float, ...]]] = {}
+        self.shows: dict[str, str] = {}
 
     def state(
         self,
@@ -32,16 +33,22 @@ class _Builder:
         decision: str = "",
         echo: float = 0.0,
         hint: tuple[float, ...] = (0.0, 0.0, 0.0),
+        shows: str = "",
     ) -> None:
-        """``decision`` names the decision faced, by default the state's own; ``hint`` is the bias per move."""
+        """``shows`` names the state it looks like, ``decision`` the decision faced; ``hint`` is the bias per move."""
         self.moves[name] = list(moves)
-        self.facts[name] = (decision or name, phase, echo, hint)
+        self.shows[name] = shows or name
+        self.facts[name] = (decision or self.shows[name], phase, echo, hint)
 
-    def corridor(self, prefix: str, length: int, to: str, *, stay: float = 0.2, **facts: object) -> str:
-        """Cells in which nothing is at stake: walk on, walk on differently, or look around. Returns the first."""
+    def corridor(self, prefix: str, length: int, to: str, *, stay: float = 0.2, like: str = "", **facts: object) -> str:
+        """Cells in which nothing is at stake: walk on, walk on differently, or look around. Returns the first.
+
+        They look like those of the corridor with the prefix ``like``.
+        """
         names = [f"{prefix}{index}" for index in range(length)]
-        for name, following in zip(names, [*names[1:], to], strict=True):
-            self.state(name, (0.8 - stay, following), (0.2, following), (stay, name), **facts)  # type: ignore[arg-type]
+        for index, (name, following) in enumerate(zip(names, [*names[1:], to], strict=True)):
+            moves = (0.8 - stay, following), (0.2, following), (stay, name)
+            self.state(name, *moves, shows=f"{like}{index}" if like else "", **facts)  # type: ignore[arg-type]
         return names[0] if names else to
 
     def build(self, name: str, start: str, horizon: int) -> DecisionProcess:
@@ -61,7 +68,7 @@ class _Builder:
             decision, phase, echo[row], hint = self.facts[key]
             identity[row], phases[row] = decisions[decision], phase
             for index, (chance, target) in enumerate(moves):
-                action = (index + row) % 3
+                action = (index + place[self.shows[key]]) % 3
                 policy[row, action], hint_bias[row, action] = chance, hint[index]
                 outcomes = {target: 1.0} if isinstance(target, str) else target
                 for following, probability in outcomes.items():
@@ -70,9 +77,10 @@ class _Builder:
         rewards[place[_WIN]] = 1.0
         terminal = torch.zeros(size, dtype=torch.bool)
         terminal[[place[_WIN], place[_LOSE]]] = True
+        shown = torch.tensor([place[self.shows.get(key, key)] for key in names])
         return DecisionProcess(
             name, transitions, policy, rewards, terminal, place[start], horizon, identity, phases, echo, hint_bias,
-            tuple(names),
+            tuple(names), shown,
         )  # fmt: skip
 
 
@@ -161,7 +169,32 @@ def long_horizon(*, horizon: int = 50) -> DecisionProcess:
     return replace(process, name="long_horizon")
 
 
-PROCESSES: dict[str, Callable[[], DecisionProcess]] = {
-    made.__name__: made
-    for made in (key_door, lock_chain, detour, redundant_evidence, misleading_evidence, late_choice, long_horizon)
-}
+def look_alike(*, before: int = 2, after: int = 3, horizon: int = 16) -> DecisionProcess:
+    """A key to take or leave, then a hall and a door that look the same with and without it.
+
+    What helps at the door depends on what cannot be seen there: the same move at the same sight is right with the key
+    and wrong without it. To merge the sights hides both the key's worth and the door's.
+    """
+    made = _Builder()
+    made.corridor("held_", after, "door", phase=2)
+    made.corridor("empty_", after, "shut", phase=2, like="held_")
+    other: _Target = {_WIN: 0.4, _LOSE: 0.6}
+    made.state("door", (0.5, {_WIN: 0.95, _LOSE: 0.05}), (0.35, other), (0.15, "door"), phase=3)
+    made.state("shut", (0.5, {_WIN: 0.05, _LOSE: 0.95}), (0.35, other), (0.15, "shut"), phase=3, shows="door")
+    made.state("key", (0.5, "held_0"), (0.35, "empty_0"), (0.15, "key"), phase=1)
+    start = made.corridor("walk_", before, "key")
+    return made.build("look_alike", start, horizon)
+
+
+def rarely_repeated(*, unique: float = 0.75) -> DecisionProcess:
+    """:func:`lock_chain` seen with a clock or a remark: on most visits the observation never comes again."""
+    return replace(lock_chain(), name="rarely_repeated", unique_share=unique)
+
+
+_MAKERS = (
+    key_door, lock_chain, detour, redundant_evidence, misleading_evidence, late_choice, long_horizon, look_alike,
+    rarely_repeated,
+)  # fmt: skip
+PROCESSES: dict[str, Callable[[], DecisionProcess]] = {made.__name__: made for made in _MAKERS}
+EXACT_PROCESSES = tuple(PROCESSES)[:7]
+"""Those in which equal observations are equal states and repeat between siblings; main means are over these."""

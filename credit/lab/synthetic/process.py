@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...checks import check_range
+
 _ROUNDING = 1e-9
 
 
@@ -32,9 +34,12 @@ class DecisionProcess:
             that repeats what earlier turns decided.
         hint_bias: ``[S, A]`` float64, nats the teacher prefers an action by without reason: misleading evidence.
         names: S names of the states, or empty.
+        observations: ``[S]`` int64 in [0, S), what a state shows, equal for states that look alike; None: itself.
+        unique_share: chance in [0, 1] that a visit shows something that never repeats, whatever the state.
 
     Raises:
-        ValueError: a shape is wrong, a row of probabilities does not sum to 1, or the start is terminal.
+        ValueError: a shape is wrong, a row of probabilities does not sum to 1, the start is terminal, an observation
+            is no index or the share no probability.
     """
 
     name: str
@@ -49,11 +54,14 @@ class DecisionProcess:
     echo: Tensor
     hint_bias: Tensor
     names: tuple[str, ...] = ()
+    observations: Tensor | None = None
+    unique_share: float = 0.0
 
     def __post_init__(self) -> None:
         states, actions = self.policy.shape
         shapes = {"transitions": (states, actions, states), "hint_bias": (states, actions)}
         shapes |= dict.fromkeys(("entry_rewards", "terminal", "decisions", "phases", "echo"), (states,))
+        shapes |= {} if self.observations is None else {"observations": (states,)}
         for name, shape in shapes.items():
             if tuple(getattr(self, name).shape) != shape:
                 raise ValueError(
@@ -75,6 +83,17 @@ class DecisionProcess:
             )
         if self.horizon < 1:
             raise ValueError(f"DecisionProcess: horizon must be at least 1, got {self.horizon}; allow one turn")
+        if self.shown.is_floating_point() or bool((self.shown < 0).any()) or bool((self.shown >= states).any()):
+            raise ValueError(
+                f"DecisionProcess: observations must be whole numbers in [0, {states}), got {self.shown.tolist()}; "
+                "give each state the index of a state it looks like"
+            )
+        check_range("DecisionProcess", "unique_share", self.unique_share, 0, 1)
+
+    @property
+    def shown(self) -> Tensor:
+        """``[S]`` int64, the observation of each state."""
+        return torch.arange(self.policy.shape[0]) if self.observations is None else self.observations
 
 
 class ExactValues(NamedTuple):
@@ -164,20 +183,24 @@ def sample_episodes(process: DecisionProcess, *, groups: int, group_size: int, g
         if value < 1:
             raise ValueError(f"sample_episodes: {name} must be at least 1, got {value}; ask for some")
     count, horizon = groups * group_size, process.horizon
-    states = torch.full((count, horizon + 1), process.start)
-    actions = torch.zeros(count, horizon, dtype=torch.long)
-    alive = torch.zeros(count, horizon, dtype=torch.bool)
-    rewards = torch.zeros(count, horizon, dtype=torch.float64)
-    choice, outcome = process.policy.cumsum(-1), process.transitions.cumsum(-1)
+    size, moves = process.policy.shape
+    terminal, choice = process.terminal, process.policy.cumsum(-1)
+    stay = torch.eye(size, dtype=torch.float64)[:, None]
+    outcome = torch.where(terminal[:, None, None], stay, process.transitions).cumsum(-1).flatten(0, 1)
+    uniform = torch.rand(horizon, 2, count, 1, generator=generator, dtype=torch.float64)
+    visited = torch.full((horizon + 1, count), process.start)
+    chosen = torch.zeros(horizon, count, dtype=torch.long)
     for turn in range(horizon):
-        state = states[:, turn]
-        running = ~process.terminal[state]
-        action = _draw(choice[state], generator)
-        following = torch.where(running, _draw(outcome[state, action], generator), state)
-        states[:, turn + 1] = following
-        alive[:, turn] = running
-        actions[:, turn] = torch.where(running, action, 0)
-        rewards[:, turn] = torch.where(running, process.entry_rewards[following], 0.0)
+        state = visited[turn]
+        if bool(terminal[state].all()):
+            visited[turn + 1 :] = state
+            break
+        chosen[turn] = _draw(choice[state], uniform[turn, 0])
+        visited[turn + 1] = _draw(outcome[state * moves + chosen[turn]], uniform[turn, 1])
+    states = visited.T.contiguous()
+    alive = ~terminal[states[:, :-1]]
+    actions = torch.where(alive, chosen.T, 0)
+    rewards = torch.where(alive, process.entry_rewards[states[:, 1:]], 0.0)
     return Episodes(process, states, actions, alive, rewards, torch.arange(groups).repeat_interleave(group_size))
 
 
@@ -196,7 +219,35 @@ def exact_credit(episodes: Episodes, values: ExactValues | None = None) -> Exact
     return ExactCredit(action - values.state[turn, state], after - action)
 
 
-def _draw(cumulative: Tensor, generator: torch.Generator) -> Tensor:
-    """One index per row of ``[N, C]`` cumulative probabilities; an entry of probability 0 is never drawn."""
-    uniform = torch.rand(cumulative.shape[0], 1, generator=generator, dtype=torch.float64)
+def state_visits(process: DecisionProcess) -> Tensor:
+    """``[H, S]`` float64, chance of taking turn t in state s under the policy; 0 in terminal states."""
+    running = (~process.terminal).double()
+    visits = torch.zeros(process.horizon, process.policy.shape[0], dtype=torch.float64)
+    here = torch.zeros(process.policy.shape[0], dtype=torch.float64)
+    here[process.start] = 1.0
+    for turn in range(process.horizon):
+        visits[turn] = here * running
+        here = torch.einsum("s,sa,sab->b", visits[turn], process.policy, process.transitions)
+    return visits
+
+
+def exact_gradient(process: DecisionProcess, values: ExactValues | None = None) -> Tensor:
+    """``[S, A]`` float64, gradient of V_0(start) in the logits of a tabular softmax policy.
+
+    ``sum_t d_t(s) pi(a|s) (Q_t(s, a) - V_t(s))``, with d_t the :func:`state_visits`.
+
+    Args:
+        process: with its policy.
+        values: its values; computed if None.
+    """
+    values = exact_values(process) if values is None else values
+    advantages = values.action - values.state[:-1, :, None]
+    return process.policy * torch.einsum("ts,tsa->sa", state_visits(process), advantages)
+
+
+def _draw(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """One index per row of ``[N, C]`` cumulative probabilities, by ``[N, 1]`` numbers in [0, 1).
+
+    An entry of probability 0 is never drawn.
+    """
     return (uniform * cumulative[:, -1:] >= cumulative).sum(-1).clamp(max=cumulative.shape[1] - 1)

@@ -7,11 +7,21 @@ of a turn have the probabilities
 
 With scale 1 and no floor f this is Bayes' rule, P(a | s, success): the calibrated teacher, whose gaps along a winning
 trajectory sum to log 1 / V(start) where no luck is involved.
+
+A teacher with ``grades`` scores each step instead, as a model does that is asked how good its own step was. Its opinion
+is how much the step moved the odds of success, in nats and with noise, squashed and rounded to one of n grades:
+
+    z_a = logit q(s, a) - logit v(s) + bias_a + score_noise N(0, 1),   q = (1 - f) Q + f / 2, v likewise
+    score_a = scale (2 round((n - 1) sigmoid(z_a)) / (n - 1) - 1), in [-scale, scale]
+
+The score is the turn's summed gap. Between the moves of one state its mean opinion orders as Q does; a step that
+changes nothing has opinion 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,7 +43,8 @@ class Teacher:
 
     Args:
         name: for tables.
-        scale: miscalibration: 1 is Bayes' rule, more is overconfident, 0 knows nothing.
+        scale: miscalibration: 1 is Bayes' rule, more is overconfident, 0 knows nothing, less is adversarial: it prefers
+            what fails. For a teacher with grades the score of the best grade, nats.
         bias: nats added to every token, whatever it says; negative as measured on real models, whose privileged
             context makes the student's own phrasing less likely.
         noise: standard deviation of the gap of a token, nats.
@@ -42,6 +53,8 @@ class Teacher:
         mix: share of the shifted hint in what it says; the rest is about the turn's own decision.
         floor: f, the chance of success it grants to a lost cause, in (0, 1).
         embedding_noise: size of the noise on the unit vector that stands for what a text thinks about.
+        grades: 0 for a tilted distribution; else n, at least 2, of a teacher that scores steps with n grades.
+        score_noise: standard deviation of its opinion of a step, nats; read only with grades.
 
     Raises:
         ValueError: an option is out of range.
@@ -55,17 +68,24 @@ class Teacher:
     mix: float = 1.0
     floor: float = 0.02
     embedding_noise: float = 0.25
+    grades: int = 0
+    score_noise: float = 1.0
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("scale", 0, float("inf")), ("noise", 0, float("inf")), ("shift", 0, float("inf")),
+            ("scale", -float("inf"), float("inf")), ("noise", 0, float("inf")), ("shift", 0, float("inf")),
             ("mix", 0, 1), ("floor", 1e-12, 1), ("embedding_noise", 0, float("inf")),
+            ("grades", 0, 1000), ("score_noise", 0, float("inf")),
         ):  # fmt: skip
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(
                     f"Teacher: {name} must lie in [{low}, {high}], got {value}; leave it out for the default"
                 )
+        if self.grades == 1 or self.grades != int(self.grades):
+            raise ValueError(
+                f"Teacher: grades must be 0 or a whole number from 2 on, got {self.grades}; 5 is a usual scale"
+            )
 
 
 TEACHERS = {
@@ -76,8 +96,13 @@ TEACHERS = {
         Teacher("overconfident", scale=5.0),
         Teacher("strong", scale=5.0, bias=-0.6, noise=0.2),
         Teacher("shifted", shift=2),
+        Teacher("adversarial", scale=-1.0),
+        Teacher("uninformative", scale=0.0, bias=-0.2, noise=0.4),
+        Teacher("self_scores", grades=5),
     )
 }
+PUBLISHED_TEACHERS = tuple(TEACHERS)[:5]
+"""The qualities that published methods claim to work under; means over teachers are over these."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +113,13 @@ class SyntheticBatch:
     teacher's may exceed 0.
 
     Args:
-        inputs: everything but the correspondence; ``span_mask`` marks the action, ``anchor_ids`` the state.
+        inputs: everything but the correspondence; ``span_mask`` marks the action, ``anchor_ids`` what
+            the state shows.
         advantages: ``[M]`` float64, exact.
         luck: ``[M]`` float64, exact.
         values: of the process.
         episodes: the trajectories.
-        correspondence: similarities per group, no sources selected.
-        hints: ``[M, A]`` float64, what each turn's teacher says.
+        hints: ``[M, A]`` float64, what each turn's teacher says: nats by which it prefers an action, or its scores.
         teacher: its quality.
         noise_seed: of the noise on cross scores.
     """
@@ -104,12 +129,21 @@ class SyntheticBatch:
     luck: Tensor
     values: ExactValues
     episodes: Episodes
-    correspondence: Correspondence
     hints: Tensor
     teacher: Teacher
     noise_seed: int
     _parts: tuple[Tensor, Tensor, Tensor] = field(repr=False)
+    _vectors: tuple[Tensor, Tensor] = field(repr=False)
     _scored: dict[tuple[float, int], CreditInputs] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def correspondence(self) -> Correspondence:
+        """Similarities per group, no sources selected; computed when first asked for."""
+        inputs = self.inputs
+        known = torch.ones(inputs.num_rows, dtype=torch.bool)
+        return build_correspondence(
+            *self._vectors, inputs.trajectory_ids, inputs.turn_ids, inputs.group_ids, known, known
+        )
 
     def with_sources(self, *, similarity_threshold: float = 0.8, top_k: int = 3) -> CreditInputs:
         """The batch with sibling sources selected and scored for AlignOPSD.
@@ -127,7 +161,7 @@ class SyntheticBatch:
         generator = torch.Generator().manual_seed(self.noise_seed)
         shares, offset, shared = self._parts
         target = sources.target
-        decided = _decision_gap(self.episodes, self.hints, sources.source, target)
+        decided = _decision_gap(self.episodes, self.hints, sources.source, target, self.teacher)
         own = torch.randn(target.numel(), shares.shape[1], generator=generator)
         gap = decided[:, None] * shares[target] + offset[target] + self.teacher.noise * _blend(shared[target], own)
         scores = torch.where(self.inputs.response_mask[target], self.inputs.student_logprobs[target] + gap.float(), 0.0)
@@ -173,13 +207,16 @@ def synthetic_batch(
     state = episodes.states[trajectory, turn]
     mask, action_mask, student = _tokens(episodes, generator)
     told = _told_turn(episodes, teacher, generator)
-    hints = _mixed_hints(episodes, values, teacher, told)
+    # Everything that no teacher changes is drawn before what only some teachers draw.
+    shared, own = torch.randn(2, *mask.shape, generator=generator)
+    anchors = _anchors(episodes, generator)
+    hints = _hints(episodes, values, teacher, told, generator)
     rows = torch.arange(turn.numel())
     shares = _shares(mask, action_mask)
     thinking = mask & ~action_mask
     offset = teacher.bias + process.echo[state][:, None] * thinking / thinking.sum(-1, keepdim=True)
-    shared, own = torch.randn(2, *mask.shape, generator=generator)
-    gap = _decision_gap(episodes, hints, rows, rows)[:, None] * shares + offset + teacher.noise * _blend(shared, own)
+    decided = _decision_gap(episodes, hints, rows, rows, teacher)
+    gap = decided[:, None] * shares + offset + teacher.noise * _blend(shared, own)
     inputs = CreditInputs(
         response_mask=mask,
         trajectory_ids=trajectory,
@@ -190,15 +227,14 @@ def synthetic_batch(
         student_logprobs=student,
         teacher_logprobs=torch.where(mask, student + gap.float(), 0.0),
         span_mask=action_mask,
-        anchor_ids=episodes.group_ids[trajectory] * process.policy.shape[0] + state,
+        anchor_ids=anchors,
         turn_rewards=episodes.rewards[trajectory, turn].float(),
     )
-    correspondence = _correspondence(episodes, inputs, teacher, told, generator)
+    vectors = _vectors(episodes, teacher, told, generator)
     exact = exact_credit(episodes, values)
     seed = int(torch.randint(1 << 31, (), generator=generator))
     return SyntheticBatch(
-        inputs, exact.advantages, exact.luck, values, episodes, correspondence, hints, teacher, seed,
-        (shares, offset, shared),
+        inputs, exact.advantages, exact.luck, values, episodes, hints, teacher, seed, (shares, offset, shared), vectors,
     )  # fmt: skip
 
 
@@ -215,6 +251,19 @@ def _tokens(episodes: Episodes, generator: torch.Generator) -> tuple[Tensor, Ten
     return mask, action_mask, torch.where(mask, student, 0.0)
 
 
+def _anchors(episodes: Episodes, generator: torch.Generator) -> Tensor:
+    """``[M]`` equal for turns of a group that saw the same; what a visit shows once and never again is its own."""
+    process = episodes.process
+    trajectory, turn = episodes.turns
+    states = process.policy.shape[0]
+    anchors = episodes.group_ids[trajectory] * states + process.shown[episodes.states[trajectory, turn]]
+    if not process.unique_share:
+        return anchors
+    unique = torch.rand(anchors.shape, generator=generator) < process.unique_share
+    fresh = episodes.group_ids.max() * states + states + torch.arange(anchors.numel())
+    return torch.where(unique, fresh, anchors)
+
+
 def _told_turn(episodes: Episodes, teacher: Teacher, generator: torch.Generator) -> Tensor:
     """``[M]`` the turn of its own trajectory that each turn's teacher speaks about."""
     trajectory, turn = episodes.turns
@@ -223,23 +272,38 @@ def _told_turn(episodes: Episodes, teacher: Teacher, generator: torch.Generator)
     return torch.minimum((turn + offset[trajectory]).clamp(min=0), last[trajectory])
 
 
-def _mixed_hints(episodes: Episodes, values: ExactValues, teacher: Teacher, told: Tensor) -> Tensor:
+def _hints(
+    episodes: Episodes, values: ExactValues, teacher: Teacher, told: Tensor, generator: torch.Generator
+) -> Tensor:
+    """``[M, A]`` what the teacher of each turn says about each action, its own decision mixed with the told one."""
     process = episodes.process
     trajectory, turn = episodes.turns
 
-    def hint(at: Tensor) -> Tensor:
+    def tilt(at: Tensor) -> Tensor:
         state = episodes.states[trajectory, at]
         chance = (1 - teacher.floor) * values.action[at, state] + teacher.floor
         return teacher.scale * (chance.log() + process.hint_bias[state])
 
-    return torch.lerp(hint(turn), hint(told), teacher.mix)
+    def opinion(at: Tensor) -> Tensor:
+        state = episodes.states[trajectory, at]
+        odds = [((1 - teacher.floor) * value[at, state].clamp(0, 1) + teacher.floor / 2).logit() for value in values]
+        return odds[1] - odds[0][:, None] + process.hint_bias[state]
+
+    if not teacher.grades:
+        return torch.lerp(tilt(turn), tilt(told), teacher.mix)
+    mixed = torch.lerp(opinion(turn), opinion(told), teacher.mix)
+    mixed = mixed + teacher.score_noise * torch.randn(mixed.shape, generator=generator, dtype=torch.float64)
+    steps = int(teacher.grades) - 1
+    return teacher.scale * (2 * (mixed.sigmoid() * steps).round() / steps - 1)
 
 
-def _decision_gap(episodes: Episodes, hints: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """``[P]`` log pi_T(a) - log pi(a) of the target's action under the source's hint."""
+def _decision_gap(episodes: Episodes, hints: Tensor, source: Tensor, target: Tensor, teacher: Teacher) -> Tensor:
+    """``[P]`` the source's score of the target's action, or log pi_T(a) - log pi(a) of it under the source's hint."""
     trajectory, turn = (index[target] for index in episodes.turns)
-    log_policy = episodes.process.policy[episodes.states[trajectory, turn]].log()
     chosen = hints[source].gather(1, episodes.actions[trajectory, turn][:, None]).squeeze(1)
+    if teacher.grades:
+        return chosen
+    log_policy = episodes.process.policy[episodes.states[trajectory, turn]].log()
     return chosen - (log_policy + hints[source]).logsumexp(-1)
 
 
@@ -254,9 +318,8 @@ def _blend(shared: Tensor, own: Tensor) -> Tensor:
     return (shared + own) * 0.5**0.5
 
 
-def _correspondence(
-    episodes: Episodes, inputs: CreditInputs, teacher: Teacher, told: Tensor, generator: torch.Generator
-) -> Correspondence:
+def _vectors(episodes: Episodes, teacher: Teacher, told: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """``[M, D]`` noisy vectors of what each turn's teacher speaks about, and of the decision the turn faces."""
     process = episodes.process
     trajectory, turn = episodes.turns
     own = normalize(torch.randn(int(process.decisions.max()) + 1, _WIDTH, generator=generator), dim=-1)
@@ -268,7 +331,4 @@ def _correspondence(
 
     faced = vectors[episodes.states[trajectory, turn]]
     spoken = torch.lerp(faced, vectors[episodes.states[trajectory, told]], teacher.mix)
-    known = torch.ones(turn.numel(), dtype=torch.bool)
-    return build_correspondence(
-        noisy(spoken), noisy(faced), inputs.trajectory_ids, inputs.turn_ids, inputs.group_ids, known, known
-    )
+    return noisy(spoken), noisy(faced)

@@ -3,5 +3,14 @@
 from .fidelity import plot_fidelity
 from .figures import plot_group, plot_methods, plot_trajectory_credit
 from .html import TokenView, view_tokens
+from .learning import plot_learning
 
-__all__ = ["TokenView", "plot_fidelity", "plot_group", "plot_methods", "plot_trajectory_credit", "view_tokens"]
+__all__ = [
+    "TokenView",
+    "plot_fidelity",
+    "plot_group",
+    "plot_learning",
+    "plot_methods",
+    "plot_trajectory_credit",
+    "view_tokens",
+]
