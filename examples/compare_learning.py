@@ -63,7 +63,7 @@ class Cell(NamedTuple):
     seed: int
 
 
-Job = tuple[Cell, dict[str, int]]
+Job = tuple[Cell, dict[str, Any]]
 Results = dict[Cell, dict[str, Any]]  # auc, final and curve of a cell
 
 
@@ -72,11 +72,11 @@ def resolve(label: str) -> CreditMethod | str:
     return EXACT if label == EXACT else get_credit(name, **options)
 
 
-def teachers_of(label: str, teachers: Iterable[str]) -> list[str]:
-    """The teachers to run a method under; one that reads none has the same results under all."""
+def teacher_of(label: str, teacher: str = "calibrated") -> str:
+    """The teacher a method is run under: "-" if it reads none, and so does the same under all."""
     method = resolve(label)
     reads = isinstance(method, CreditMethod) and {"teacher_logprobs", "correspondence"} & method.requires
-    return list(teachers) if reads else ["-"]
+    return teacher if reads else "-"
 
 
 def run_cell(job: Job) -> tuple[Cell, dict[str, Any] | str]:
@@ -156,7 +156,7 @@ def sweep(options: argparse.Namespace, methods: list[str], known: dict[str, Any]
     methods = [name for name in methods if name not in known.get("rates", {}) or name in options.redo]
     processes = [process for process in EXACT_PROCESSES if process in options.processes]
     cells = [
-        Cell(name, *teachers_of(name, ["calibrated"]), rate, process, seed)
+        Cell(name, teacher_of(name), rate, process, seed)
         for seed in SWEEP_SEEDS
         for name in methods
         for rate in GRID
@@ -166,9 +166,8 @@ def sweep(options: argparse.Namespace, methods: list[str], known: dict[str, Any]
     tried: dict[str, Any] = {}
     for name in (name for name in methods if name not in failed):
         for rate in GRID:
-            (teacher,) = teachers_of(name, ["calibrated"])
             areas = [
-                [results[Cell(name, teacher, rate, process, seed)]["auc"] for seed in SWEEP_SEEDS]
+                [results[Cell(name, teacher_of(name), rate, process, seed)]["auc"] for seed in SWEEP_SEEDS]
                 for process in processes
             ]
             score = fmean(fmean(area) - stdev(area) for area in areas)
@@ -194,7 +193,7 @@ class Report:
         self, what: str, name: str, processes: Sequence[str], teacher: str = "calibrated", rate: float = 0
     ) -> list[Any]:
         """One value (of a curve: one list) per seed; the method's own learning rate if none is given."""
-        (teacher,), rate = teachers_of(name, [teacher]), rate or self.rates[name]
+        teacher, rate = teacher_of(name, teacher), rate or self.rates[name]
         found = [[self.results[Cell(name, teacher, rate, p, seed)][what] for p in processes] for seed in self.seeds]
         return [[fmean(at) for at in zip(*row, strict=True)] if what == "curve" else fmean(row) for row in found]
 
@@ -277,7 +276,7 @@ def compare(options: argparse.Namespace, methods: list[str], known: dict[str, An
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     main = [process for process in EXACT_PROCESSES if process in options.processes] or options.processes
     cells = [
-        Cell(name, *teachers_of(name, ["calibrated"]), rate, process, seed)
+        Cell(name, teacher_of(name), rate, process, seed)
         for seed in seeds
         for name in methods
         for rate, processes in ((rates[name], options.processes), (rates["grpo"], main))
@@ -287,7 +286,7 @@ def compare(options: argparse.Namespace, methods: list[str], known: dict[str, An
         for teacher in options.teachers
         for seed in seeds
         for name in (options.methods or UNDER_EVERY_TEACHER)
-        if teachers_of(name, [teacher]) == [teacher]
+        if teacher_of(name, teacher) == teacher
         for process in main
     ]
     results, failed = run(cells, options.output / "learning.jsonl", options)
