@@ -2,54 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checks import check_range, suggest
+from ..checks import check_range
 from ..groups import group_metrics, trajectory_advantages
 from ..inputs import Credit, CreditInputs
 from ..metrics import Mean
 from ..registry import register_credit
-from ..tokens import mean_factor, spread
+from ..tokens import spread
 from .estimate import Estimate, estimate
 from .evidence import turn_evidence
+from .facts import USES, Facts, facts_of, joined, words
 from .siblings import Stretches, stretches
 from .slope import beliefs, fit_slope
 from .turns import Turns, turns_of
 
-USES = {"teacher": "teacher_logprobs", "anchors": "anchor_ids", "sources": "correspondence"}
-
-
-def _parts(use: str) -> list[str]:
-    """The words of ``use``.
-
-    Raises:
-        TypeError: it is no text.
-        ValueError: an unknown word, or sources without a teacher.
-    """
-    where = "posterior"
-    if not isinstance(use, str):
-        raise TypeError(f"{where}: use must be text, got {use!r}; write 'teacher+anchors'")
-    parts = use.split("+") if use else []
-    for part in parts:
-        if part not in USES:
-            raise ValueError(
-                f"{where}: use must be made of {', '.join(USES)}, joined by +, got {part!r}; "
-                + suggest(part, list(USES), "an empty text uses none")
-            )
-    if "sources" in parts and "teacher" not in parts:
-        raise ValueError(
-            f"{where}: use must hold 'teacher' where it holds 'sources', which correct the teacher's scores, got "
-            f"{use!r}; write 'teacher+{use}'"
-        )
-    return parts
-
 
 def _requires(options: Mapping[str, Any]) -> Iterable[str]:
-    return [USES[part] for part in _parts(options["use"])]
+    return [USES[word] for word in words(options["use"])]
 
 
 @register_credit(
@@ -76,6 +50,7 @@ def posterior(
     normalization_scope: str = "trajectory",
     eps: float = 1e-4,
     outcome_discount: float = 1.0,
+    others: Sequence[Facts] | None = None,
 ) -> Credit:
     """Mean advantage of each turn, once the teacher, the siblings and the own outcome have been heard.
 
@@ -99,6 +74,8 @@ def posterior(
         doubt: prior probability that the teacher misleads, in [0, 1].
         scale_rewards, normalization_scope, eps: as in :func:`group_relative_advantages`.
         outcome_discount: in (0, 1], fades every return, see :func:`~turncredit.credit.groups.faded`.
+        others: facts of batches, of other processes, say, with which this one is fitted together, see
+            :func:`~turncredit.credit.posterior.facts_of`; None fits it alone.
 
     Returns:
         Credit with ``turn_weights`` A~_k / A_i (1 where A_i = 0) and details, each ``[M]``, in units of R, the return
@@ -112,8 +89,15 @@ def posterior(
         TypeError: ``use`` is no text.
         ValueError: an option is out of range, or what ``use`` names is missing.
     """
-    parts = _parts(use)
     _check_options(locals())
+    facts = joined([facts_of(inputs, use=use, outcome_discount=outcome_discount), *(others or ())])
+    turns = turns_of(facts, scope=normalization_scope, eps=eps)
+    seen, evidence = stretches(turns, discount), turn_evidence(facts)
+    believed = evidence.new_zeros(())
+    if "teacher" in words(use):
+        believed = fit_slope(turns, evidence, seen, slope=slope, ridge=ridge, doubt=doubt)
+    belief = beliefs(turns, evidence, turns.running(evidence), believed)
+    found = estimate(turns, belief, seen, luck=luck, alias=alias)
     advantages = trajectory_advantages(
         inputs,
         scale_rewards=scale_rewards,
@@ -121,23 +105,21 @@ def posterior(
         eps=eps,
         outcome_discount=outcome_discount,
     )
-    turns = turns_of(inputs, advantages, outcome_discount=outcome_discount, scope=normalization_scope)
-    seen = stretches(turns, inputs.anchor_ids if "anchors" in parts else None, discount)
-    evidence, believed = torch.zeros_like(turns.earned), turns.earned.new_zeros(())
-    if "teacher" in parts:
-        evidence = turn_evidence(inputs, by_sources="sources" in parts)
-        believed = fit_slope(turns, evidence, seen, slope=slope, ridge=ridge, doubt=doubt)
-    belief = beliefs(turns, evidence, turns.running(evidence), believed)
-    found = estimate(turns, belief, seen, luck=luck, alias=alias)
-    rows = _in_units(turns, found, advantages, luck)
-    by_row = advantages[turns.owner]
-    metrics = {**_metrics(turns, seen, found, believed), **group_metrics(inputs, advantages)}
-    details = {"advantage": found.advantage, "revision": found.revision, "variance": found.variance}
-    return Credit(spread(rows, inputs.response_mask), mean_factor(rows, by_row), metrics, details)
+    by_row = advantages[inputs.trajectory_ids]
+    own = slice(inputs.num_rows)
+    weights = torch.where(by_row == 0, 1.0, _weights(turns, found, luck)[own]).to(inputs.dtype)
+    metrics = {
+        "teacher_slope": float(believed),
+        **_metrics(turns, seen, found, inputs),
+        **group_metrics(inputs, advantages),
+    }
+    details = {"advantage": found.advantage[own], "revision": found.revision[own], "variance": found.variance[own]}
+    return Credit(spread(by_row * weights, inputs.response_mask), weights, metrics, details)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
     where, infinite = "posterior", float("inf")
+    words(options["use"])
     check_range(where, "luck", options["luck"], 0, infinite, "()")
     check_range(where, "alias", options["alias"], 0, infinite, ")")
     check_range(where, "discount", options["discount"], 0, 1, "(")
@@ -146,21 +128,21 @@ def _check_options(options: Mapping[str, Any]) -> None:
     check_range(where, "doubt", options["doubt"], 0, 1)
 
 
-def _in_units(turns: Turns, found: Estimate, advantages: Tensor, luck: float) -> Tensor:
-    """``[M]`` credit in the units of A_i, and A_i itself for a trajectory of which nobody said anything."""
-    centred = torch.where(turns.judged, turns.outcome - turns.baseline, 1.0)
-    unit = turns.counts * (1 + luck) * advantages.to(centred.dtype) / centred
-    rows = (found.advantage * unit[turns.owner]).to(advantages.dtype)
-    return torch.where(found.informed[turns.owner], rows, advantages[turns.owner])
+def _weights(turns: Turns, found: Estimate, luck: float) -> Tensor:
+    """``[M]`` A~_k / A_i: exactly 1 for the turns of a trajectory of which nobody said anything, or whose A_i is 0."""
+    centred = turns.outcome - turns.baseline
+    unit = turns.counts * (1 + luck) / torch.where(turns.judged, centred, 1.0)
+    return torch.where((found.informed & turns.judged)[turns.owner], found.advantage * unit[turns.owner], 1.0)
 
 
-def _metrics(turns: Turns, seen: Stretches, found: Estimate, slope: Tensor) -> dict[str, float]:
-    centred = torch.where(turns.judged, turns.outcome - turns.baseline, 0.0)
-    missed = torch.where(turns.judged, turns.total(found.expected), 0.0) - centred
+def _metrics(turns: Turns, seen: Stretches, found: Estimate, inputs: CreditInputs) -> dict[str, float]:
+    """Of the batch itself, without others that were fitted along with it."""
+    own = slice(inputs.num_trajectories)
+    centred = torch.where(turns.judged, turns.outcome - turns.baseline, 0.0)[own]
+    missed = torch.where(turns.judged, turns.total(found.expected), 0.0)[own] - centred
     size = float(centred.square().sum())
-    known = seen.known[seen.ids].double()
+    known = seen.known[seen.ids][: inputs.num_rows].double()
     return {
-        "teacher_slope": float(slope),
         "explained_share": Mean(1 - float(missed.square().sum()) / size if size else 0.0, size),
         "known_turn_share": Mean(float(known.mean()), known.numel()),
     }

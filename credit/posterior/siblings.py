@@ -36,18 +36,16 @@ class Stretches:
         return segment_sum(values, self.ids, self.known.numel())
 
 
-def stretches(turns: Turns, anchor_ids: Tensor | None, discount: float) -> Stretches:
+def stretches(turns: Turns, discount: float) -> Stretches:
     """Cut trajectories where siblings passed, and compare their means at both ends, one's own outcome left out.
 
     Position 0 is shared by the whole group.
 
     Args:
         turns: the batch.
-        anchor_ids: ``[M]`` int64, equal for turns of one group that saw the same observation; None shares nothing but
-            position 0.
         discount: gamma in (0, 1].
     """
-    visits = _visits(turns, anchor_ids, discount)
+    visits = _visits(turns, discount)
     cut = (visits.others > 0) | (turns.place == 0)
     cuts = turns.total(cut.long())
     ids = turns.running(cut.long()) - 1 + (cuts.cumsum(0) - cuts)[turns.owner]
@@ -123,14 +121,11 @@ class _Visits:
         return segment_sum(found.long(), pair, small.numel())
 
 
-def _visits(turns: Turns, anchor_ids: Tensor | None, discount: float) -> _Visits:
+def _visits(turns: Turns, discount: float) -> _Visits:
     owner, count = turns.owner, turns.counts.numel()
     group, opening = turns.group[owner], turns.place == 0
     row = torch.arange(owner.numel(), device=owner.device)
-    seen = row
-    if anchor_ids is not None:
-        anchors = torch.unique(anchor_ids, return_inverse=True)[1]
-        seen = torch.unique(group * (anchors.max() + 1) + anchors, return_inverse=True)[1]
+    seen = torch.unique(group * (turns.anchors.max() + 1) + turns.anchors, return_inverse=True)[1]
     place = torch.where(opening, seen.max() + 1 + group, seen)
     # a first turn visits the start of its group and what it saw there, to which the trajectory may come back
     rows = torch.cat([row, row[opening]])

@@ -1,4 +1,4 @@
-"""The turns of a batch and what they earned, in units in which every method of this folder computes."""
+"""The turns of a batch and what they earned, in units in which every part of the method computes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..groups import faded
-from ..inputs import CreditInputs
-from ..segments import decayed_sums, segment_mean, segment_sum, wide
+from ..groups import group_relative_advantages
+from ..segments import decayed_sums, segment_mean, segment_sum
+from .facts import Facts
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Turns:
         owner, place: ``[M]`` int64, trajectory and place of each turn.
         counts: ``[N]`` int64, K_i.
         group: ``[N]`` int64 in [0, P).
+        anchors: ``[M]`` int64, equal for turns of one group that saw the same observation.
         outcome: ``[N]`` R_i.
         baseline: ``[N]`` m_i, what GRPO takes off R_i.
         earned: ``[M]`` the turn's part of R_i; the parts of a trajectory add up to R_i.
@@ -31,6 +32,7 @@ class Turns:
     place: Tensor
     counts: Tensor
     group: Tensor
+    anchors: Tensor
     outcome: Tensor
     baseline: Tensor
     earned: Tensor
@@ -64,31 +66,26 @@ class Turns:
         return discount * decayed_sums(grid, discount)[self.owner, left]
 
 
-def turns_of(inputs: CreditInputs, advantages: Tensor, *, outcome_discount: float, scope: str) -> Turns:
-    """The turns of a batch.
-
-    What ``turn_rewards`` leave of the return, all of it without them, is earned at the last turn; so are the units: the
-    batch's smallest return is taken off there.
+def turns_of(facts: Facts, *, scope: str, eps: float) -> Turns:
+    """The turns of a batch, in units of R: what is not earned before it is earned at the last turn of a trajectory.
 
     Args:
-        inputs: the batch.
-        advantages: ``[N]`` A_i.
-        outcome_discount: in (0, 1], see :func:`~turncredit.credit.groups.faded`.
+        facts: the batch.
         scope: what a group's mean counts once, ``"trajectory"`` or ``"turn"``.
+        eps: GRPO's, which says when an advantage counts as 0.
     """
-    owner, place, counts, group = inputs.trajectory_ids, inputs.turn_ids, inputs.turn_counts, inputs.group_index
-    dtype = wide(owner.device)
-    rewards = faded(inputs.rewards, counts, outcome_discount).to(dtype)
-    size = rewards.max() - rewards.min()
+    counts = torch.bincount(facts.owner)
+    low, size = facts.rewards.min(), facts.rewards.max() - facts.rewards.min()
     size = torch.where(size > 0, size, 1.0)
-    outcome = (rewards - rewards.min()) / size
+    outcome = (facts.rewards - low) / size
     weights = counts if scope == "turn" else None
-    baseline = segment_mean(outcome, group, int(group.max()) + 1, weights)[group]
-    earned = torch.zeros_like(owner, dtype=dtype)
-    final = place == counts[owner] - 1
-    if inputs.turn_rewards is not None:
-        parts = faded(inputs.turn_rewards, counts[owner], outcome_discount).to(dtype) / size
-        earned = torch.where(final, 0.0, parts)
-    left = outcome - segment_sum(earned, owner, counts.numel())
-    earned = torch.where(final, left[owner], earned)
-    return Turns(owner, place, counts, group, outcome, baseline, earned, advantages != 0)
+    baseline = segment_mean(outcome, facts.group, int(facts.group.max()) + 1, weights)[facts.group]
+    last = facts.place == counts[facts.owner] - 1
+    earned = torch.where(last, 0.0, facts.earned / size)
+    left = outcome - segment_sum(earned, facts.owner, counts.numel())
+    earned = torch.where(last, left[facts.owner], earned)
+    judged = group_relative_advantages(
+        facts.rewards, facts.group, scale_rewards=False, normalization_scope=scope, turn_counts=counts, eps=eps
+    )
+    where = facts.owner, facts.place, counts, facts.group, facts.anchors
+    return Turns(*where, outcome, baseline, earned, judged != 0)
