@@ -1,12 +1,11 @@
-"""Is the credit right? Every registered method against the exact advantages of seven processes and five teachers.
+"""Is the credit right? Every registered method against the exact advantages of nine processes and eight teachers.
 
     python examples/compare_credit.py --output outputs/fidelity
 
-Claim: under a calibrated teacher the turn-level methods put about 85 in 100 pairs of turns in the right order (GRPO:
-50). Under a strong, biased one AgentOPSD's belief saturates (51) and centring its evidence repairs it in part (70);
-under a teacher that speaks about the wrong turn only AlignOPSD's rectification keeps the order (80, others below 62).
-Under two minutes on two idle cores. A method of one's own takes part as soon as it is registered: here ``plain_gap``,
-or those of any module given with --import.
+Claim: with a good teacher the turn-level methods put about 85 in 100 pairs of turns in the right order (GRPO: 50), with
+a strong and biased, a shifted or an adversarial one most of them do not. Methods come grouped by family: what they read
+and how they use it. Under three minutes on two idle cores. A method of one's own takes part, as the family "yours", as
+soon as it is registered: here ``plain_gap``, or those of any module given with --import.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ import importlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -32,19 +32,52 @@ from turncredit.credit import (
     list_credits,
     register_credit,
 )
-from turncredit.credit.lab.fidelity import MEASURES, confidence_interval, credit_fidelity, paired_interval
-from turncredit.credit.lab.synthetic import PROCESSES, TEACHERS, synthetic_batch
+from turncredit.credit.lab.fidelity import (
+    MEASURES,
+    confidence_interval,
+    credit_fidelity,
+    gradient_cosine,
+    paired_interval,
+)
+from turncredit.credit.lab.synthetic import (
+    EXACT_PROCESSES,
+    PROCESSES,
+    PUBLISHED_TEACHERS,
+    TEACHERS,
+    SyntheticBatch,
+    synthetic_batch,
+)
 from turncredit.credit.lab.viz import plot_fidelity
 
 Cells = dict[tuple[str, str, str, str], list[float]]  # (method, teacher, process, measure) -> one value per seed
 Names = list[str]
+TEACHER_NAMES, PROCESS_NAMES = list(TEACHERS), list(EXACT_PROCESSES)
+OBSERVATION_NAMES = [name for name in PROCESSES if name not in EXACT_PROCESSES]
+ALL_MEASURES = ("pair_accuracy", "gradient_cosine", *(name for name in MEASURES if name != "pair_accuracy"))
 SATURATION = ("belief_saturated_share", "first_turn_revision_share")
 LOWER_IS_BETTER = ("redundant_share", "sign_errors", "direction_errors", *SATURATION)
+EXACT = "exact advantages"
+FAMILIES = {
+    "outcome only": ("grpo", "dr_grpo", "faded_grpo"),
+    "anchors": ("gigpo", "posterior_anchors"),
+    "teacher within a turn": ("rlsd", "step_opsd"),
+    "AgentOPSD": ("agent_opsd",),
+    "AlignOPSD": ("align_opsd",),
+    "posterior": ("posterior",),
+    "ours": ("plain_gap",),
+    "yours": ("",),
+    "the truth": (EXACT,),
+}
+MAIN = (
+    "grpo", "faded_grpo", "gigpo", "posterior_anchors", "rlsd", "step_opsd", "agent_opsd", "agent_opsd_calibrated",
+    "align_opsd", "align_opsd_turn", "posterior", "posterior_teacher", "posterior_all", "plain_gap",
+)  # fmt: skip
 CALIBRATION = {
     f"center {center or 'none'}, scale {scale or 'none'}": {"evidence_centering": center, "evidence_scale": scale}
     for center in (None, "trajectory", "group")
     for scale in (None, 5.0, "group_std")
 }
+CALIBRATION_TEACHERS = ("calibrated", "overconfident", "strong")
 
 
 @register_credit("plain_gap", requires=("teacher_logprobs",))
@@ -62,46 +95,82 @@ def plain_gap(inputs: CreditInputs, *, band: float = 0.2) -> Credit:
     return Credit(torch.where(inputs.response_mask, (advantages * weights)[:, None], 0.0), weights)
 
 
-def methods_of(names: Names) -> dict[str, CreditMethod]:
-    """Methods by label: the registered ones, then AgentOPSD's calibration options."""
+def family_of(method: str) -> str:
+    """The family with the longest prefix of the name; a method that is not the library's is yours."""
+    library = "turncredit.", plain_gap.__module__
+    if method in list_credits() and not get_credit(method).function.__module__.startswith(library):
+        return "yours"
+    found = {
+        prefix: family for family, prefixes in FAMILIES.items() for prefix in prefixes if method.startswith(prefix)
+    }
+    return found[max(found, key=len)]
+
+
+def methods_of(names: Names, *, options: bool) -> dict[str, CreditMethod]:
+    """Methods by label: the registered ones, and AgentOPSD's calibration ``options``."""
     methods = {name: get_credit(name) for name in names or list_credits()}
     if not names:
         methods["step_opsd without step normalisation"] = get_credit("step_opsd", step_normalization=False)
-        methods |= {label: get_credit("agent_opsd", **options) for label, options in CALIBRATION.items()}
+        if options:
+            methods |= {label: get_credit("agent_opsd", **option) for label, option in CALIBRATION.items()}
     return methods
 
 
-def run_seed(job: tuple[int, int, Names, Names]) -> tuple[Cells, dict[str, str]]:
-    """All cells of one seed, and the methods that could not run with the reason."""
-    seed, groups, names, modules = job
-    torch.set_num_threads(1)
+def judge(credit: Credit | torch.Tensor, batch: SyntheticBatch) -> dict[str, float]:
+    found = credit_fidelity(credit, batch.inputs, batch.advantages)
+    return {"gradient_cosine": gradient_cosine(credit, batch), **{name: getattr(found, name) for name in MEASURES}}
+
+
+def load(modules: Names) -> None:
+    """Import what registers methods."""
     for module in modules:
         importlib.import_module(module)
+
+
+class Job(NamedTuple):
+    """A process at one seed, under all teachers."""
+
+    seed: int
+    process: str
+    groups: int
+    names: Names
+    modules: Names
+
+
+def run(job: Job) -> tuple[Cells, dict[str, str]]:
+    """The cells of a job, and the methods that could not run with the reason."""
+    torch.set_num_threads(1)
+    load(job.modules)
     cells: Cells = {}
     failed: dict[str, str] = {}
-    for number, (process, make) in enumerate(PROCESSES.items()):
-        for teacher, quality in TEACHERS.items():
-            generator = torch.Generator().manual_seed(1000 * seed + number)
-            batch = synthetic_batch(make(), quality, groups=groups, generator=generator)
-            for label, method in methods_of(names).items():
-                try:
-                    credit = method(batch.inputs_for(method))
-                except ValueError as error:
-                    failed[label] = str(error)
-                    continue
-                found = credit_fidelity(credit, batch.inputs, batch.advantages)
-                values = {measure: getattr(found, measure) for measure in MEASURES}
-                if label in CALIBRATION:
-                    values |= {key: credit.metrics[key] for key in SATURATION}
-                for measure, value in values.items():
-                    cells[label, teacher, process, measure] = [value]
+    process, number = PROCESSES[job.process](), list(PROCESSES).index(job.process)
+    for teacher, quality in TEACHERS.items():
+        generator = torch.Generator().manual_seed(1000 * job.seed + number)
+        batch = synthetic_batch(process, quality, groups=job.groups, generator=generator)
+        found = {EXACT: judge(batch.advantages, batch)}
+        options = teacher in CALIBRATION_TEACHERS and job.process in EXACT_PROCESSES
+        for label, method in methods_of(job.names, options=options).items():
+            try:
+                credit = method(batch.inputs_for(method))
+            except ValueError as error:
+                failed[label] = str(error)
+                continue
+            found[label] = judge(credit, batch)
+            if label in CALIBRATION:
+                found[label] |= {key: credit.metrics[key] for key in SATURATION}
+        cells |= {
+            (label, teacher, job.process, measure): [value]
+            for label, values in found.items()
+            for measure, value in values.items()
+        }
     return cells, failed
 
 
-def over(cells: Cells, method: str, measure: str, teachers: Names, processes: Names) -> list[float]:
-    """One value per seed: the mean over teachers and processes."""
+def over(cells: Cells, method: str, measure: str, teachers: Iterable[str], processes: Iterable[str]) -> list[float]:
+    """One value per seed: the mean over teachers and processes where the measure is defined."""
     columns = [cells[method, teacher, process, measure] for teacher in teachers for process in processes]
-    return [sum(column) / len(column) for column in zip(*columns, strict=True)]
+    seeds = [[value for value in column if not math.isnan(value)] for column in zip(*columns, strict=True)]
+    return [sum(values) / len(values) if values else math.nan for values in seeds]
 
 
 def cell(values: list[float], baseline: list[float], measure: str) -> str:
@@ -113,100 +182,143 @@ def cell(values: list[float], baseline: list[float], measure: str) -> str:
     return f"{mean:.2f}" + ("" if math.isnan(half) else f" ±{half:.2f}") + sign
 
 
-def table(head: Names, rows: Iterator[list[str]]) -> list[str]:
-    return ["| " + " | ".join(line) + " |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
+class Column(NamedTuple):
+    """What a column averages."""
+
+    measure: str
+    teachers: Names
+    processes: Names
 
 
-def merge(cells: Cells, methods: Names) -> dict[str, str]:
-    """Methods that scored the same in every cell share a row: first name -> all names."""
-    rows: dict[str, list[str]] = {}
-    for method in methods:
-        rows.setdefault(repr([value for key, value in cells.items() if key[0] == method]), []).append(method)
+class Report:
+    """Tables of a run; rows are methods in blocks by family, those that scored alike everywhere share one."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells = cells
+        self.rows = merge(cells)
+
+    def table(self, columns: dict[str, Column], names: Names | None = None, base: str = "grpo") -> list[str]:
+        """Lines of a table; marks compare with ``base``. Without names all methods, in blocks."""
+        lines = [["method", *columns], ["---", *["---:"] * len(columns)]]
+        blocks = [("", names)] if names else by_family(list(self.rows)).items()
+        for family, members in blocks:
+            lines += [[f"**{family}**", *[""] * len(columns)]] if family else []
+            for name in members:
+                cells = (
+                    cell(over(self.cells, name, *c), over(self.cells, base, *c), c.measure) for c in columns.values()
+                )
+                lines.append([self.rows.get(name, name), *cells])
+        return ["| " + " | ".join(line) + " |" for line in lines]
+
+    def main(self) -> list[str]:
+        """The main methods, and yours, under every teacher, and the direction of their gradient."""
+        columns = {t: Column("pair_accuracy", [t], PROCESS_NAMES) for t in TEACHER_NAMES}
+        columns["gradient cosine"] = Column("gradient_cosine", list(PUBLISHED_TEACHERS), PROCESS_NAMES)
+        yours = [name for name in self.rows if family_of(name) == "yours"]
+        return self.table(columns, [name for name in (*MAIN, *yours, EXACT) if name in self.rows])
+
+    def text(self) -> str:
+        published = list(PUBLISHED_TEACHERS)
+        sections = {"Main methods: pair_accuracy by teacher, gradient_cosine over the published teachers": self.main()}
+        for measure in ALL_MEASURES:
+            columns = {t: Column(measure, [t], PROCESS_NAMES) for t in TEACHER_NAMES}
+            found = {str(over(self.cells, name, *columns[t])) for name in self.rows if name != EXACT for t in columns}
+            alike = ["The same for every method."] if len(found) == 1 < len(self.rows) - 1 else self.table(columns)
+            sections[f"{measure} by teacher, mean over processes"] = alike
+        for measure in ("pair_accuracy", "gradient_cosine"):
+            columns = {p: Column(measure, published, [p]) for p in PROCESS_NAMES}
+            sections[f"{measure} by process, mean over the published teachers"] = self.table(columns)
+        for process in OBSERVATION_NAMES:
+            columns = {t: Column("pair_accuracy", [t], [process]) for t in TEACHER_NAMES}
+            columns["gradient cosine"] = Column("gradient_cosine", published, [process])
+            sections[f"{process}: pair_accuracy by teacher, gradient_cosine over the published ones"] = self.table(
+                columns
+            )
+        options = [label for label in CALIBRATION if any(key[0] == label for key in self.cells)]
+        for teacher in CALIBRATION_TEACHERS if options else ():
+            measures = ("pair_accuracy", "gradient_cosine", "pivotal_recall", *SATURATION)
+            columns = {measure: Column(measure, [teacher], PROCESS_NAMES) for measure in measures}
+            title = f"AgentOPSD's evidence options against the paper's setting, teacher: {teacher}"
+            sections[title] = self.table(columns, options, options[0])
+        return "\n".join(f"\n## {title}\n\n" + "\n".join(lines) for title, lines in sections.items())
+
+    def plot(self, path: Path, caption: str) -> None:
+        """Pair accuracy by teacher with intervals, without the settings of one environment and size."""
+        shown = [name for name in self.rows if name != EXACT and not name.endswith(("_3b", "_7b"))]
+        points = {
+            self.rows[name]: {
+                t: confidence_interval(over(self.cells, name, "pair_accuracy", [t], PROCESS_NAMES))
+                for t in TEACHER_NAMES
+            }
+            for name in shown
+        }
+        families = {family: [self.rows[name] for name in shown if family_of(name) == family] for family in FAMILIES}
+        plot_fidelity(points, families=families, note=caption).savefig(path, dpi=110)
+
+
+def by_family(names: Names) -> dict[str, Names]:
+    """Names in blocks, families in their order."""
+    blocks = {family: [name for name in names if family_of(name) == family] for family in FAMILIES}
+    return {family: members for family, members in blocks.items() if members}
+
+
+def merge(cells: Cells) -> dict[str, str]:
+    """Methods of a family that scored the same in every cell share a row: first name -> all names."""
+    rows: dict[tuple[str, str], Names] = {}
+    for method in dict.fromkeys(key[0] for key in cells if key[0] not in CALIBRATION):
+        scores = repr([value for key, value in cells.items() if key[0] == method])
+        rows.setdefault((family_of(method), scores), []).append(method)
     return {names[0]: ", ".join(names) for names in rows.values()}
 
 
-def report(cells: Cells, methods: Names, failed: dict[str, str], seeds: int, groups: int) -> str:
-    teachers, processes = list(TEACHERS), list(PROCESSES)
-    rows, lines = merge(cells, methods), []
-
-    def section(title: str, columns: dict[str, tuple[str, Names, Names]], names: dict[str, str], base: str) -> None:
-        """A table whose columns are (measure, teachers, processes); marks compare with ``base``."""
-        body = (
-            [label, *(cell(over(cells, name, *c), over(cells, base, *c), c[0]) for c in columns.values())]
-            for name, label in names.items()
-        )
-        lines.extend(["", f"## {title}", "", *table(["method", *columns], body)])
-
-    for measure in MEASURES:
-        found = {str([over(cells, name, measure, [t], processes) for t in teachers]) for name in rows}
-        if len(found) == 1 < len(rows):
-            lines.extend(["", f"## {measure}", "", "The same for every method."])
-            continue
-        section(f"{measure}, mean over processes", {t: (measure, [t], processes) for t in teachers}, rows, "grpo")
-    for t in teachers:
-        title = f"rank_correlation by process, teacher: {t}"
-        section(title, {p: ("rank_correlation", [t], [p]) for p in processes}, rows, "grpo")
-    for t in ("calibrated", "overconfident", "strong") if any(key[0] in CALIBRATION for key in cells) else ():
-        measures = ("pair_accuracy", "rank_correlation", "pivotal_recall", *SATURATION)
-        options = {label: label for label in CALIBRATION}
-        title = f"AgentOPSD's evidence options against the paper's setting, teacher: {t}"
-        section(title, {m: (m, [t], processes) for m in measures}, options, next(iter(CALIBRATION)))
-    if "plain_gap" in rows:
-        body = (
-            [label, *("{:+.3f} ±{:.3f}".format(*paired_interval(*(
-                over(cells, m, "pair_accuracy", [t], processes) for m in (name, "plain_gap")
-            ))) for t in teachers)]
-            for name, label in rows.items()
-        )  # fmt: skip
-        lines += ["", "## pair_accuracy minus that of plain_gap", "", *table(["method", *teachers], body)]
-    head = (
-        f"{seeds} seeds, {groups} groups of 8 rollouts a process; mean ± half-width of the 95% interval over seeds. "
-        "`*`: better than the baseline (GRPO unless said otherwise) on the same seeds, `!`: worse. Methods that scored "
-        "alike everywhere share a row."
-    )
-    return "\n".join([head, *lines, "", *(f"Left out: {name}: {why}" for name, why in failed.items())]).rstrip() + "\n"
-
-
-def plot(cells: Cells, methods: Names, path: Path) -> None:
-    """Pair accuracy by teacher with intervals, and by process."""
-    teachers, processes, measure = list(TEACHERS), list(PROCESSES), "pair_accuracy"
-    rows = merge(cells, methods)
-    points = {
-        label: {t: confidence_interval(over(cells, name, measure, [t], processes)) for t in teachers}
-        for name, label in rows.items()
-    }
-    means = {
-        label: {p: confidence_interval(over(cells, name, measure, teachers, [p]))[0] for p in processes}
-        for name, label in rows.items()
-    }
-    plot_fidelity(points, means).savefig(path, dpi=110)
+def update(page: Path, lines: Names) -> None:
+    """Replace the first table of methods of a page."""
+    before, _, after = page.read_text(encoding="utf-8").partition("\n| method |")
+    tail = after[after.index("|\n\n") + 1 :]
+    page.write_text(before + "\n" + "\n".join(lines) + tail, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--groups", type=int, default=8, help="groups of 8 rollouts per process, teacher and seed")
     parser.add_argument("--methods", nargs="*", default=[], help="registered names; all if left out; grpo is added")
     parser.add_argument("--import", dest="modules", nargs="*", default=[], help="modules that register methods")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path("outputs/fidelity"))
+    parser.add_argument("--page", type=Path, help="page whose first table of methods is brought up to date")
     options = parser.parse_args()
+    if options.page and "\n| method |" not in options.page.read_text(encoding="utf-8"):
+        parser.error(f"--page must name a page with a table of methods, got {options.page}; leave it out")
+    load(options.modules)
     names = ["grpo", *(n for n in options.methods if n != "grpo")] if options.methods else []
     began = time.perf_counter()
-    jobs = [(seed, options.groups, names, options.modules) for seed in range(options.seeds)]
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    jobs = [Job(seed, process, options.groups, names, options.modules) for seed in seeds for process in PROCESSES]
     cells: Cells = {}
     failed: dict[str, str] = {}
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
-        for part, problems in pool.map(run_seed, jobs):
+        for part, problems in pool.map(run, jobs):
             failed |= problems
             for key, values in part.items():
                 cells.setdefault(key, []).extend(values)
-    cells = {key: values for key, values in cells.items() if key[0] not in failed}
-    methods = [name for name in dict.fromkeys(key[0] for key in cells) if name not in CALIBRATION]
-    text = report(cells, methods, failed, options.seeds, options.groups)
+    report = Report({key: values for key, values in cells.items() if key[0] not in failed})
+    caption = (
+        f"Seeds {', '.join(map(str, seeds))}; {options.groups} groups of 8 rollouts a process; means over the "
+        f"{len(PROCESS_NAMES)} processes with exact observations, with 95% intervals over seeds."
+    )
+    text = "\n".join([
+        "# Credit fidelity: all tables", "",
+        f"{caption} `*`: better than the baseline (GRPO unless said otherwise) on the same seeds, `!`: worse. Methods "
+        "of a family that scored alike everywhere share a row.",
+        report.text(), "", *(f"Left out: {name}: {why}" for name, why in failed.items()),
+    ])  # fmt: skip
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "fidelity_tables.md").write_text("# Credit fidelity: all tables\n\n" + text, encoding="utf-8")
-    plot(cells, methods, options.output / "fidelity.png")
+    (options.output / "fidelity_tables.md").write_text(text.rstrip() + "\n", encoding="utf-8")
+    report.plot(options.output / "fidelity.png", caption)
+    if options.page:
+        update(options.page, report.main())
     print(text)
     spent = os.times()
     print(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..checks import check_range
 from ..inputs import Credit, CreditInputs
+from .synthetic import SyntheticBatch, exact_gradient
 
 _TIE = 1e-5
 _T_975 = (
@@ -103,15 +104,8 @@ def credit_fidelity(
     where = "credit_fidelity"
     check_range(where, "negligible", negligible, 0, float("inf"))
     check_range(where, "pivotal", pivotal, negligible, float("inf"))
-    given = turn_credit(credit, inputs) if isinstance(credit, Credit) else credit.double()
-    for name, value in (("credit", given), ("exact_advantages", exact_advantages)):
-        if value.shape != inputs.trajectory_ids.shape:
-            raise ValueError(
-                f"{where}: {name} must be [M] = {list(inputs.trajectory_ids.shape)}, got {list(value.shape)}; "
-                "give one value per turn"
-            )
-        if not bool(value.isfinite().all()):
-            raise ValueError(f"{where}: {name} must be finite, got {value[~value.isfinite()][0]}; check the method")
+    given = _given(where, credit, inputs)
+    _check_turns(where, "exact_advantages", exact_advantages, inputs)
     truth = torch.where(exact_advantages.abs() < negligible, 0.0, exact_advantages.double())
     sign = _outcome(inputs)
     judged = sign != 0
@@ -139,6 +133,35 @@ def credit_fidelity(
         direction_errors=_mean(_share((1 - side) / 2, big), some),
         trajectories=int(judged.sum()),
     )
+
+
+def gradient_cosine(credit: Credit | Tensor, batch: SyntheticBatch) -> float:
+    """Cosine of the policy gradient a batch takes under a credit with the exact gradient of success, in [-1, 1].
+
+    Both in the logits of a tabular softmax policy, at the policy that sampled the batch: ``sum_k c_k grad log pi(a_k |
+    s_k)`` over all turns, and that of V_0(start). Unlike the order of pairs it sees where the mass of the credit lies,
+    between trajectories too, and how noisy it is; it does not see a bias that adds up over updates. Sampling alone
+    keeps the exact advantages of a small batch below 1. The size of the credit does not matter.
+
+    Args:
+        credit: what the method returned, or ``[M]`` float credit per turn.
+        batch: the synthetic batch it was run on.
+
+    Returns:
+        The cosine; NaN where a gradient is zero: nothing was learnt, as by GRPO when no group has both outcomes.
+
+    Raises:
+        ValueError: the credit does not belong to the batch or is not finite.
+    """
+    given, episodes = _given("gradient_cosine", credit, batch.inputs), batch.episodes
+    trajectory, turn = episodes.turns
+    state, action = episodes.states[trajectory, turn], episodes.actions[trajectory, turn]
+    policy = episodes.process.policy
+    found = torch.zeros_like(policy).index_put_((state, action), given, accumulate=True)
+    found = found - found.sum(-1, keepdim=True) * policy
+    exact = exact_gradient(episodes.process, batch.values)
+    norms = found.norm() * exact.norm()
+    return float((found * exact).sum() / norms) if float(norms) > 1e-12 else math.nan
 
 
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -174,6 +197,23 @@ def paired_interval(values: Sequence[float], baseline: Sequence[float]) -> tuple
             "run both on the same seeds"
         )
     return confidence_interval([value - other for value, other in zip(values, baseline, strict=True)])
+
+
+def _given(where: str, credit: Credit | Tensor, inputs: CreditInputs) -> Tensor:
+    """``[M]`` float64 credit per turn, checked."""
+    given = turn_credit(credit, inputs) if isinstance(credit, Credit) else credit.double()
+    _check_turns(where, "credit", given, inputs)
+    return given
+
+
+def _check_turns(where: str, name: str, value: Tensor, inputs: CreditInputs) -> None:
+    if value.shape != inputs.trajectory_ids.shape:
+        raise ValueError(
+            f"{where}: {name} must be [M] = {list(inputs.trajectory_ids.shape)}, got {list(value.shape)}; "
+            "give one value per turn"
+        )
+    if not bool(value.isfinite().all()):
+        raise ValueError(f"{where}: {name} must be finite, got {value[~value.isfinite()][0]}; check the method")
 
 
 class _Table:

@@ -14,15 +14,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turncredit.credit import Credit, CreditInputs
+from turncredit.credit import Credit, CreditInputs, get_credit
 from turncredit.credit.lab.fidelity import (
     MEASURES,
     confidence_interval,
     credit_fidelity,
+    gradient_cosine,
     paired_interval,
     turn_credit,
 )
-from turncredit.credit.lab.synthetic import key_door, synthetic_batch
+from turncredit.credit.lab.synthetic import (
+    PROCESSES,
+    SyntheticBatch,
+    exact_gradient,
+    exact_values,
+    key_door,
+    synthetic_batch,
+)
 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples" / "compare_credit.py")
 
@@ -170,6 +178,69 @@ def test_turn_credit_is_the_mean_over_sampled_tokens() -> None:
     assert turn_credit(credit, inputs).tolist() == [3.0, -1.0]
 
 
+def batch_at(seed: int, *, groups: int = 8, name: str = "key_door") -> SyntheticBatch:
+    return synthetic_batch(PROCESSES[name](), groups=groups, generator=torch.Generator().manual_seed(seed))
+
+
+def naive_cosine(credit: torch.Tensor, batch: SyntheticBatch) -> float:
+    """Turn by turn, against a finite difference of the start's value in every logit."""
+    process = batch.episodes.process
+    logits = process.policy.log()
+    found, exact = torch.zeros(2, *logits.shape, dtype=torch.float64)
+    for row, (trajectory, turn) in enumerate(zip(*(index.tolist() for index in batch.episodes.turns), strict=True)):
+        state, action = int(batch.episodes.states[trajectory, turn]), int(batch.episodes.actions[trajectory, turn])
+        for other in range(logits.shape[1]):
+            found[state, other] += float(credit[row]) * (float(other == action) - float(process.policy[state, other]))
+    for state in range(logits.shape[0]):
+        for action in range(logits.shape[1]):
+            values = []
+            for step in (1e-5, -1e-5):
+                moved = logits.clone()
+                moved[state, action] += step
+                values.append(exact_values(replace(process, policy=moved.softmax(-1))).state[0, process.start])
+            exact[state, action] = (values[0] - values[1]) / 2e-5
+    torch.testing.assert_close(exact_gradient(process), exact, rtol=0, atol=1e-8)
+    return float((found * exact).sum() / found.norm() / exact.norm())
+
+
+@pytest.mark.parametrize("name", ["key_door", "look_alike"])
+def test_gradient_cosine_is_that_of_finite_differences_whatever_the_scale(name: str) -> None:
+    batch = batch_at(3, groups=2, name=name)
+    credit = get_credit("agent_opsd")(batch.inputs)
+    found = gradient_cosine(credit, batch)
+    assert found == pytest.approx(naive_cosine(turn_credit(credit, batch.inputs), batch), abs=1e-6)
+    assert gradient_cosine(turn_credit(credit, batch.inputs), batch) == found
+    scaled = replace(credit, advantages=17.0 * credit.advantages)
+    assert gradient_cosine(scaled, batch) == pytest.approx(found, abs=1e-6)
+    assert gradient_cosine(-turn_credit(credit, batch.inputs), batch) == -found
+
+
+def test_exact_advantages_point_along_the_exact_gradient_and_the_outcome_less() -> None:
+    batches = [batch_at(seed, groups=2) for seed in range(10)]
+    exact = [gradient_cosine(batch.advantages, batch) for batch in batches]
+    grpo = [gradient_cosine(get_credit("grpo")(batch.inputs), batch) for batch in batches]
+    assert max(exact) < 0.995
+    assert sum(grpo) / 10 < sum(exact) / 10 - 0.2
+    large = batch_at(0, groups=1000)
+    assert gradient_cosine(large.advantages, large) > 0.999
+    # The measure sees credit that pairs of turns do not: the outcome, added to every turn of its trajectory alike.
+    batch = batches[0]
+    more = batch.advantages + batch.inputs.rewards[batch.inputs.trajectory_ids]
+    pairs = [credit_fidelity(credit, batch.inputs, batch.advantages) for credit in (more, batch.advantages)]
+    assert pairs[0].pair_accuracy == pytest.approx(pairs[1].pair_accuracy, abs=0.01)
+    assert gradient_cosine(more, batch) < exact[0] - 0.1
+
+
+def test_gradient_cosine_is_nan_where_nothing_was_learnt_and_names_bad_credit() -> None:
+    batch = next(b for b in (batch_at(seed, groups=1) for seed in range(999)) if b.inputs.rewards.unique().numel() == 1)
+    assert math.isnan(gradient_cosine(get_credit("grpo")(batch.inputs), batch))
+    assert gradient_cosine(batch.advantages, batch) > 0
+    with pytest.raises(ValueError, match=r"gradient_cosine: credit must be \[M\] = "):
+        gradient_cosine(torch.zeros(3), batch)
+    with pytest.raises(ValueError, match="gradient_cosine: credit must be finite, got nan"):
+        gradient_cosine(batch.advantages * torch.nan, batch)
+
+
 def test_intervals_by_hand_and_against_scipy() -> None:
     # 1, 2, 3: mean 2, s = 1, t(2) = 4.3027: 4.3027 / sqrt(3).
     mean, half = confidence_interval([1.0, 2.0, 3.0])
@@ -213,17 +284,35 @@ def test_the_example_compares_methods_and_writes_tables_and_plot(tmp_path: Path)
         "    raise ValueError('broken: size must be 0, got 1')\n"
     )
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    (tmp_path / "page.md").write_text("# Page\n\nText.\n\n| method | old |\n| --- |\n| x |\n\nAfter.\n")
     done = subprocess.run(
-        [sys.executable, EXAMPLE, "--seeds", "2", "--groups", "2", "--workers", "1", "--import", "mine",
-         "--methods", "mine", "broken", "agent_opsd", "--output", str(tmp_path)],
+        [sys.executable, EXAMPLE, "--seeds", "2", "--first-seed", "7", "--groups", "2", "--workers", "1",
+         "--import", "mine", "--methods", "mine", "broken", "agent_opsd", "gigpo", "posterior_anchors",
+         "--output", str(tmp_path), "--page", str(tmp_path / "page.md")],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     tables = (tmp_path / "fidelity_tables.md").read_text(encoding="utf-8")
-    assert "| grpo, mine | 0.50 ±0.00 | 0.50 ±0.00 |" in tables
+    assert "Seeds 7, 8; 2 groups of 8 rollouts" in tables
+    block = tables.split("## pair_accuracy by teacher")[1].split("## gradient")[0]
+    names = [line.split(" | ")[0].removeprefix("| ") for line in block.splitlines() if line.startswith("| ")]
+    assert names == [
+        "method", "---", "**outcome only**", "grpo", "**anchors**", "gigpo", "posterior_anchors", "**AgentOPSD**",
+        "agent_opsd", "**yours**", "mine", "**the truth**", "exact advantages",
+    ]  # fmt: skip
+    assert "| mine |" + " 0.50 ±0.00 |" * 8 in block
+    assert block.splitlines()[2].count("|") == 10
     assert "Left out: broken: broken: size must be 0, got 1" in tables
-    assert "## sign_errors\n\nThe same for every method." in tables
-    assert tables.count("| agent_opsd |") == len(MEASURES) - 1 + 5
+    assert "## rank_correlation by teacher" in tables
+    assert tables.count("| agent_opsd |") == 1 + (len(MEASURES) + 1) + 2 + 2
+    assert "## sign_errors by teacher, mean over processes\n\n| method |" in tables
+    assert "## look_alike: " in tables
+    assert "## rarely_repeated: " in tables
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert page.startswith("# Page\n\nText.\n\n| method | calibrated | noisy |")
+    assert page.endswith(" |\n\nAfter.\n")
+    assert "| old |" not in page
+    assert page.count("| agent_opsd |") == page.count("| mine |") == 1
     assert (tmp_path / "fidelity.png").read_bytes()[:4] == b"\x89PNG"
 
 

@@ -310,8 +310,8 @@ def test_batches_carry_what_a_method_requires() -> None:
     torch.testing.assert_close(chosen.double(), policy, rtol=0, atol=1e-5)
 
 
-# Recorded before observations and graded teachers existed, the generator seeded with the place of the process: sha256 of
-# what is whole, and for each published teacher a weighted sum of the rest.
+# Recorded before observations and graded teachers existed, the generator seeded with the place of the process: sha256
+# of what is whole, and for each published teacher a weighted sum of the rest.
 BATCHES = {
     "key_door": ("03f5e842", [10.40100, 7.22549, 24.60140, 18.40400, 8.86908]),
     "lock_chain": ("44270dc9", [7.98629, -11.26900, 10.14019, 11.80414, 3.92044]),
@@ -404,6 +404,8 @@ def test_what_rarely_repeats_has_anchors_of_its_own() -> None:
     unique = anchors != exact
     assert float(unique.double().mean()) == pytest.approx(0.75, abs=0.02)
     assert torch.equal(batch.inputs.teacher_logprobs, same.inputs.teacher_logprobs)  # type: ignore[arg-type]
+    graded = synthetic_batch(rarely_repeated(), TEACHERS["self_scores"], groups=32, generator=seeded()).inputs
+    assert torch.equal(anchors, graded.anchor_ids)  # type: ignore[arg-type]
     assert int(torch.bincount(anchors)[anchors[unique]].max()) == 1
     assert not set(anchors[unique].tolist()) & set(exact.tolist())
 

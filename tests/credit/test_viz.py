@@ -211,14 +211,28 @@ def test_token_view_colours_by_sign_and_size(batch: SyntheticBatch) -> None:
     assert f"weight {float(credit.turn_weights[row]):.3f}" in view_tokens(inputs, 0, tokens, credit=credit).html
 
 
-def test_fidelity_picture_sorts_methods_and_draws_intervals() -> None:
-    figure = plot_fidelity(
-        {"bad": {"t": (0.5, 0.1)}, "good": {"t": (0.9, float("nan"))}}, {"bad": {"p_q": 0.5}, "good": {"p_q": 0.9}}
-    )
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["bad", "good"]
-    assert [text.get_text() for text in figure.axes[1].texts] == ["0.50", "0.90"]
-    with pytest.raises(ValueError, match="plot_fidelity: by_process must name the methods"):
-        plot_fidelity({"a": {"t": (0.5, 0.1)}}, {})
+def test_fidelity_picture_has_a_block_per_family_a_panel_per_condition_and_intervals() -> None:
+    scores = {
+        "bad": {"t_u": (0.5, 0.1), "v": (0.6, 0.2)}, "good": {"t_u": (0.9, float("nan")), "v": (0.9, 0.0)},
+        "other": {"t_u": (0.4, 0.3), "v": (0.3, 0.1)},
+    }  # fmt: skip
+    figure = plot_fidelity(scores, families={"first": ["other"], "none": [], "second": ["bad", "good"]}, note="5 seeds")
+    names = figure.axes[0].get_yticklabels()
+    assert [name.get_text() for name in names] == ["other", "good", "bad"]
+    assert names[0].get_color() != names[1].get_color() == names[2].get_color()
+    assert [axis.get_title() for axis in figure.axes] == ["t u", "v"]
+    heights = list(figure.axes[0].get_yticks())
+    assert heights[0] - heights[1] > heights[1] - heights[2] == 1
+    bars = [[box.get_segments()[0] for box in axis.collections] for axis in figure.axes]
+    assert bars[0][0][:, 0].tolist() == pytest.approx([0.1, 0.7])
+    assert bars[1][2][:, 0].tolist() == pytest.approx([0.4, 0.8])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["first", "second"]
+    assert any("5 seeds" in text for text in texts(figure))
+    assert [name.get_text() for name in plot_fidelity(scores).axes[0].get_yticklabels()] == ["good", "bad", "other"]
+    with pytest.raises(ValueError, match=r"plot_fidelity: families must hold each of the 3 methods .* once, got 2"):
+        plot_fidelity(scores, families={"a": ["bad", "good"]})
+    with pytest.raises(ValueError, match="plot_fidelity: families must hold"):
+        plot_fidelity({})
 
 
 def test_bad_input_is_named(batch: SyntheticBatch) -> None:

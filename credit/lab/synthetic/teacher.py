@@ -207,12 +207,14 @@ def synthetic_batch(
     state = episodes.states[trajectory, turn]
     mask, action_mask, student = _tokens(episodes, generator)
     told = _told_turn(episodes, teacher, generator)
+    # Everything that no teacher changes is drawn before what only some teachers draw.
+    shared, own = torch.randn(2, *mask.shape, generator=generator)
+    anchors = _anchors(episodes, generator)
     hints = _hints(episodes, values, teacher, told, generator)
     rows = torch.arange(turn.numel())
     shares = _shares(mask, action_mask)
     thinking = mask & ~action_mask
     offset = teacher.bias + process.echo[state][:, None] * thinking / thinking.sum(-1, keepdim=True)
-    shared, own = torch.randn(2, *mask.shape, generator=generator)
     decided = _decision_gap(episodes, hints, rows, rows, teacher)
     gap = decided[:, None] * shares + offset + teacher.noise * _blend(shared, own)
     inputs = CreditInputs(
@@ -225,7 +227,7 @@ def synthetic_batch(
         student_logprobs=student,
         teacher_logprobs=torch.where(mask, student + gap.float(), 0.0),
         span_mask=action_mask,
-        anchor_ids=_anchors(episodes, generator),
+        anchor_ids=anchors,
         turn_rewards=episodes.rewards[trajectory, turn].float(),
     )
     vectors = _vectors(episodes, teacher, told, generator)
@@ -284,7 +286,7 @@ def _hints(
 
     def opinion(at: Tensor) -> Tensor:
         state = episodes.states[trajectory, at]
-        odds = [((1 - teacher.floor) * value[at, state] + teacher.floor / 2).logit() for value in values]
+        odds = [((1 - teacher.floor) * value[at, state].clamp(0, 1) + teacher.floor / 2).logit() for value in values]
         return odds[1] - odds[0][:, None] + process.hint_bias[state]
 
     if not teacher.grades:
