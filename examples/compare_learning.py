@@ -228,10 +228,13 @@ class Report:
     def text(self, teachers: list[str]) -> str:
         common, shown = self.rates["grpo"], self.processes
         head = ["method", "rate", "AUC", "minus GRPO", "of the gap", "final", "final minus GRPO"]
-        head += [f"AUC minus GRPO, all at rate {common:g}", "of the gap"]
+        same = [f"AUC minus GRPO, all at rate {common:g}", "of the gap"]
+        if {self.rates[name] for name in self.methods} == {common}:
+            same = []  # the same numbers
+        rows = [self.row(name, common)[: len(head + same)] for name in self.order]
         by_process = [[name, *(self.gain("auc", name, [process]) for process in shown)] for name in self.order]
         sections = {
-            "Learning, calibrated teacher": (head, [self.row(name, common) for name in self.order]),
+            "Learning, calibrated teacher": (head + same, rows),
             "AUC minus GRPO, by process": (["method", *shown], by_process),
         }
         if len(teachers) > 1:
