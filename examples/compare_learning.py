@@ -19,7 +19,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
@@ -47,7 +47,7 @@ DEFAULT = (
 )  # fmt: skip
 UNDER_EVERY_TEACHER = ("agent_opsd", "align_opsd_turn", "plain_gap", "posterior")
 CURVES = ("exact", "posterior", "posterior_anchors", "gigpo", "faded_grpo", "agent_opsd", "align_opsd_turn", "grpo")
-GRID, SWEEP_SEEDS, EVERY = (0.5, 1.0, 2.0, 4.0), (0, 1, 2), 2  # every second point of a curve is kept
+GRID, SWEEP_SEEDS, EVERY = (0.5, 1.0, 2.0, 4.0), (0, 1, 2), 4  # every fourth point of a curve is kept
 RULE = (
     "the rate whose AUC, mean over the development seeds minus their standard deviation, averaged over the processes, "
     "is largest; of equal ones the smaller"
@@ -63,6 +63,7 @@ class Cell(NamedTuple):
     seed: int
 
 
+Job = tuple[Cell, dict[str, Any]]
 Results = dict[Cell, dict[str, Any]]  # auc, final and curve of a cell
 
 
@@ -71,14 +72,14 @@ def resolve(label: str) -> CreditMethod | str:
     return EXACT if label == EXACT else get_credit(name, **options)
 
 
-def teachers_of(label: str, teachers: Iterable[str]) -> list[str]:
-    """The teachers to run a method under; one that reads none has the same results under all."""
+def teacher_of(label: str, teacher: str = "calibrated") -> str:
+    """The teacher a method is run under: "-" if it reads none, and so does the same under all."""
     method = resolve(label)
     reads = isinstance(method, CreditMethod) and {"teacher_logprobs", "correspondence"} & method.requires
-    return list(teachers) if reads else ["-"]
+    return teacher if reads else "-"
 
 
-def run_cell(job: tuple[Cell, dict[str, int]]) -> tuple[Cell, dict[str, Any] | str]:
+def run_cell(job: Job) -> tuple[Cell, dict[str, Any] | str]:
     """The result of a cell, or why the method cannot run."""
     cell, settings = job
     seed = 1000 * cell.seed + list(PROCESSES).index(cell.process)
@@ -128,11 +129,8 @@ def run(cells: Iterable[Cell], path: Path, options: argparse.Namespace) -> tuple
     wanted = list(dict.fromkeys(cells))
     missing = [(cell, settings) for cell in wanted if cell not in done]
     print(f"{len(missing)} of {len(wanted)} cells to run; results go to {path}", flush=True)
-    with (
-        path.open("a", encoding="utf-8") as file,
-        ProcessPoolExecutor(options.workers, get_context("spawn"), start_worker, (options.modules,)) as pool,
-    ):
-        for count, (cell, result) in enumerate(pool.map(run_cell, missing), 1):
+    with path.open("a", encoding="utf-8") as file:
+        for count, (cell, result) in enumerate(found(missing, options), 1):
             if count % 200 == 0:
                 print(f"{count} of {len(missing)}", flush=True)
             if isinstance(result, str):
@@ -144,31 +142,41 @@ def run(cells: Iterable[Cell], path: Path, options: argparse.Namespace) -> tuple
     return {cell: done[cell] for cell in wanted if cell in done and cell.method not in failed}, failed
 
 
+def found(jobs: list[Job], options: argparse.Namespace) -> Iterator[tuple[Cell, dict[str, Any] | str]]:
+    """What :func:`run_cell` returns for each job, in order."""
+    if options.workers == 1:
+        yield from map(run_cell, jobs)
+        return
+    with ProcessPoolExecutor(options.workers, get_context("spawn"), start_worker, (options.modules,)) as pool:
+        yield from pool.map(run_cell, jobs)
+
+
 def sweep(options: argparse.Namespace, methods: list[str], known: dict[str, Any]) -> dict[str, Any]:
-    """Rates of methods that have none yet, by the rule, on the development seeds and the teacher all are swept with."""
+    """Learning rates of methods that have none yet, by the rule; what was known is kept."""
     methods = [name for name in methods if name not in known.get("rates", {}) or name in options.redo]
+    processes = [process for process in EXACT_PROCESSES if process in options.processes]
     cells = [
-        Cell(name, teachers_of(name, ["calibrated"])[0], rate, process, seed)
-        for seed in SWEEP_SEEDS for name in methods for rate in GRID for process in EXACT_PROCESSES
-    ]  # fmt: skip
-    found, failed = run(cells, options.output / "learning_sweep.jsonl", options)
-    for name, why in failed.items():
-        print(f"Left out: {name}: {why}")
+        Cell(name, teacher_of(name), rate, process, seed)
+        for seed in SWEEP_SEEDS
+        for name in methods
+        for rate in GRID
+        for process in processes
+    ]
+    results, failed = run(cells, options.output / "learning_sweep.jsonl", options)
     tried: dict[str, Any] = {}
     for name in (name for name in methods if name not in failed):
         for rate in GRID:
-            areas = [[found[c]["auc"] for c in found if (c.method, c.rate, c.process) == (name, rate, process)]
-                     for process in EXACT_PROCESSES]  # fmt: skip
+            areas = [
+                [results[Cell(name, teacher_of(name), rate, process, seed)]["auc"] for seed in SWEEP_SEEDS]
+                for process in processes
+            ]
             score = fmean(fmean(area) - stdev(area) for area in areas)
-            tried.setdefault(name, {})[str(rate)] = {
-                "auc": round(fmean(map(fmean, areas)), 4),
-                "score": round(score, 4),
-            }
-    best = {name: max(GRID, key=lambda rate: (tries[str(rate)]["score"], -rate)) for name, tries in tried.items()}
-    return {
-        "rule": RULE, "seeds": SWEEP_SEEDS, "processes": EXACT_PROCESSES, "updates": options.updates,
-        "rates": known.get("rates", {}) | best, "sweep": known.get("sweep", {}) | tried,
-    }  # fmt: skip
+            tried.setdefault(name, {})[f"{rate:g}"] = [round(fmean(map(fmean, areas)), 4), round(score, 4)]
+    best = {name: max(GRID, key=lambda rate: (tries[f"{rate:g}"][1], -rate)) for name, tries in tried.items()}
+    for name, why in failed.items():
+        print(f"Left out: {name}: {why}")
+    head = {"rule": RULE, "seeds": SWEEP_SEEDS, "processes": processes, "updates": options.updates}
+    return {**head, "rates": known.get("rates", {}) | best, "auc_and_score": known.get("auc_and_score", {}) | tried}
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ class Report:
         self, what: str, name: str, processes: Sequence[str], teacher: str = "calibrated", rate: float = 0
     ) -> list[Any]:
         """One value (of a curve: one list) per seed; the method's own learning rate if none is given."""
-        (teacher,), rate = teachers_of(name, [teacher]), rate or self.rates[name]
+        teacher, rate = teacher_of(name, teacher), rate or self.rates[name]
         found = [[self.results[Cell(name, teacher, rate, p, seed)][what] for p in processes] for seed in self.seeds]
         return [[fmean(at) for at in zip(*row, strict=True)] if what == "curve" else fmean(row) for row in found]
 
@@ -197,8 +205,9 @@ class Report:
         return f"{mean:+.3f}" + ("" if math.isnan(half) else f" ±{half:.3f}") + sign
 
     def share(self, name: str, rate: float = 0) -> str:
+        """Of the gap between GRPO and exact advantages."""
         area, low, high = (fmean(self.of("auc", n, self.main, rate=rate)) for n in (name, "grpo", EXACT))
-        return f"{(area - low) / (high - low):.0%}"
+        return f"{(area - low) / (high - low):.0%}" if high != low else "-"
 
     @property
     def main(self) -> list[str]:
@@ -219,10 +228,13 @@ class Report:
     def text(self, teachers: list[str]) -> str:
         common, shown = self.rates["grpo"], self.processes
         head = ["method", "rate", "AUC", "minus GRPO", "of the gap", "final", "final minus GRPO"]
-        head += [f"AUC minus GRPO, all at rate {common:g}", "of the gap"]
+        same = [f"AUC minus GRPO, all at rate {common:g}", "of the gap"]
+        if {self.rates[name] for name in self.methods} == {common}:
+            same = []  # the same numbers
+        rows = [self.row(name, common)[: len(head + same)] for name in self.order]
         by_process = [[name, *(self.gain("auc", name, [process]) for process in shown)] for name in self.order]
         sections = {
-            "Learning, calibrated teacher": (head, [self.row(name, common) for name in self.order]),
+            "Learning, calibrated teacher": (head + same, rows),
             "AUC minus GRPO, by process": (["method", *shown], by_process),
         }
         if len(teachers) > 1:
@@ -265,14 +277,20 @@ def compare(options: argparse.Namespace, methods: list[str], known: dict[str, An
                 f"run once with --sweep --methods {name} --output {options.output}"
             )
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    more = UNDER_EVERY_TEACHER if not options.methods else methods
+    main = [process for process in EXACT_PROCESSES if process in options.processes] or options.processes
     cells = [
-        Cell(name, teacher, rate, process, seed)
+        Cell(name, teacher_of(name), rate, process, seed)
         for seed in seeds
         for name in methods
-        for teacher in teachers_of(name, options.teachers if name in more else ["calibrated"])
-        for rate in ((rates[name], rates["grpo"]) if teacher in ("-", "calibrated") else (rates[name],))
-        for process in options.processes
+        for rate, processes in ((rates[name], options.processes), (rates["grpo"], main))
+        for process in processes
+    ] + [
+        Cell(name, teacher, rates[name], process, seed)
+        for teacher in options.teachers
+        for seed in seeds
+        for name in (options.methods or UNDER_EVERY_TEACHER)
+        if teacher_of(name, teacher) == teacher
+        for process in main
     ]
     results, failed = run(cells, options.output / "learning.jsonl", options)
     methods = [name for name in methods if name not in failed]
@@ -283,7 +301,13 @@ def compare(options: argparse.Namespace, methods: list[str], known: dict[str, An
     print(text)
 
 
-def main() -> None:
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text!r}")
+    return int(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--methods", nargs="*", default=[], help="names below or registered ones; exact, grpo are added"
@@ -291,17 +315,17 @@ def main() -> None:
     parser.add_argument("--import", dest="modules", nargs="*", default=[], help="modules that register methods")
     parser.add_argument("--teachers", nargs="+", default=["calibrated"], choices=TEACHERS, help="calibrated is added")
     parser.add_argument("--processes", nargs="+", default=list(PROCESSES), choices=PROCESSES)
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=positive, default=10)
     parser.add_argument("--first-seed", type=int, default=300)
-    parser.add_argument("--updates", type=int, default=40)
-    parser.add_argument("--groups", type=int, default=2, help="groups of 8 rollouts an update")
+    parser.add_argument("--updates", type=positive, default=40)
+    parser.add_argument("--groups", type=positive, default=2, help="groups of 8 rollouts an update")
     parser.add_argument(
         "--sweep", action="store_true", help="choose learning rates of methods that have none, then stop"
     )
-    parser.add_argument("--redo", nargs="*", default=[], help="methods whose finished cells are run again")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--redo", nargs="*", default=[], help="methods whose finished cells are thrown away first")
+    parser.add_argument("--workers", type=positive, default=2)
     parser.add_argument("--output", type=Path, default=Path("outputs/learning"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     began = time.perf_counter()
     start_worker(options.modules)
     methods = list(dict.fromkeys([EXACT, "grpo", *(options.methods or DEFAULT)]))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import math
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from turncredit.credit import Credit, CreditInputs, get_credit, register_credit, registry
+from turncredit.credit import Credit, CreditInputs, get_credit, grpo, register_credit, registry
 from turncredit.credit.lab.learning import learn, policy_gradient
 from turncredit.credit.lab.synthetic import (
     TEACHERS,
@@ -20,6 +28,7 @@ from turncredit.credit.lab.synthetic import (
     misleading_evidence,
     synthetic_batch,
 )
+from turncredit.credit.lab.viz import plot_learning
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "compare_learning.py"
 
@@ -130,6 +139,19 @@ def test_a_schedule_sees_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(curve)) == 1, "no credit, no step"
 
 
+def test_the_picture_shows_every_method_and_refuses_what_cannot_be_read() -> None:
+    pytest.importorskip("matplotlib")
+    curve = [(0.3, math.nan), (0.5, 0.1)]
+    figure = plot_learning({"grpo": curve, "mine": curve}, {"mine": (0.02, 0.01), "grpo": (0.0, 0.0)}, updates=[0, 4])
+    left, right = figure.axes
+    assert [line.get_label() for line in left.lines] == ["grpo", "mine"]
+    assert [text.get_text() for text in right.get_yticklabels()] == ["grpo", "mine"]
+    with pytest.raises(ValueError, match=r"one point per update \(3\), got 2 for 'grpo'"):
+        plot_learning({"grpo": curve}, {"grpo": (0.0, 0.0)}, updates=[0, 4, 8])
+    with pytest.raises(ValueError, match="1 to 8 methods and gains at least one, got 9 and 1"):
+        plot_learning({str(name): curve for name in range(9)}, {"grpo": (0.0, 0.0)}, updates=[0, 4])
+
+
 GOOD = {"seed": 0, "learning_rate": 1.0, "updates": 1}
 BAD = [
     ({"process": key_door}, TypeError, "process must be a DecisionProcess, got function; call one"),
@@ -165,3 +187,103 @@ def test_a_gradient_needs_credit_of_its_batch() -> None:
         policy_gradient(batch.advantages.index_fill(0, torch.tensor([0]), torch.nan), batch)
     with pytest.raises(ValueError, match="features must be"):
         policy_gradient(batch.advantages, batch, torch.eye(3))
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example as a module, with a method of one's own that is GRPO and one that always fails."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+    @register_credit("mine")
+    def mine(inputs: CreditInputs) -> Credit:
+        return grpo(inputs)
+
+    @register_credit("broken")
+    def broken(inputs: CreditInputs) -> Credit:
+        raise ValueError("broken: size must be 0, got 1; give up")
+
+    return importlib.import_module("compare_learning")
+
+
+def small(path: Path, *more: str) -> list[str]:
+    fixed = "--processes key_door --updates 4 --groups 1 --workers 1 --output"
+    return [*fixed.split(), str(path), "--methods", "mine", "agent_opsd", *more]
+
+
+def test_the_script_sweeps_compares_and_goes_on_where_it_was(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "SHIPPED", tmp_path / "none.json")
+    with pytest.raises(SystemExit, match="must have a swept learning rate, got 'exact'"):
+        script.main(small(tmp_path))
+    script.main(small(tmp_path, "broken", "--sweep"))
+    assert "Left out: broken: broken: size must be 0, got 1" in capsys.readouterr().out
+    chosen = json.loads((tmp_path / "learning_rates.json").read_text())
+    assert set(chosen["rates"]) == {"exact", "grpo", "mine", "agent_opsd"}
+    assert chosen["rates"]["mine"] == chosen["rates"]["grpo"]
+    for name, tries in chosen["auc_and_score"].items():
+        assert max(tries, key=lambda rate: tries[rate][1]) == f"{chosen['rates'][name]:g}"
+
+    script.main(small(tmp_path, "--seeds", "2", "--teachers", "noisy"))
+    tables = (tmp_path / "learning_tables.md").read_text(encoding="utf-8")
+    mine, theirs = (re.search(rf"^\| {name} (.*)$", tables, re.M) for name in ("mine", "grpo"))
+    assert mine is not None
+    assert theirs is not None
+    assert mine[1] == theirs[1], "the same credit, the same numbers"
+    assert "| +0.000 ±0.000 | 0% |" in mine[1]
+    assert re.search(r"\| agent_opsd \| [+-]0\.\d{3} ±0\.\d{3}[*!]? \| [+-]0\.\d{3} ±0\.\d{3}[*!]? \|$", tables, re.M)
+    if importlib.util.find_spec("matplotlib"):
+        assert (tmp_path / "learning.png").read_bytes()[:4] == b"\x89PNG"
+
+    data = tmp_path / "learning.jsonl"
+    whole = data.read_text()
+    head, *lines = whole.splitlines(keepends=True)
+    data.write_text(head + "".join(lines[:3]) + lines[3][:-9])
+    ran: list[Any] = []
+    run_cell = script.run_cell
+    monkeypatch.setattr(script, "run_cell", lambda job: (ran.append(job), run_cell(job))[1])
+    script.main(small(tmp_path, "--seeds", "2", "--teachers", "noisy"))
+    assert len(ran) == len(lines) - 3
+    assert data.read_text() == whole
+    assert (tmp_path / "learning_tables.md").read_text(encoding="utf-8") == tables
+
+    ran.clear()
+    script.main(small(tmp_path, "--seeds", "2", "--teachers", "noisy", "--redo", "agent_opsd"))
+    assert {job[0].method for job in ran} == {"agent_opsd"}
+    assert sorted(data.read_text().splitlines()) == sorted(whole.splitlines())
+    with pytest.raises(SystemExit, match=r"must hold runs with .*'updates': 5.*give another --output"):
+        script.main(small(tmp_path, "--updates", "5"))
+    with pytest.raises(ValueError, match="did you mean 'agent_opsd'"):
+        script.main(small(tmp_path, "agentopsd"))
+    with pytest.raises(SystemExit):
+        script.main(small(tmp_path, "--seeds", "0"))
+
+
+def test_the_rule_prefers_rates_that_do_not_collapse(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rate 2 has the larger mean, 0.8 of (0.95, 0.95, 0.5), less its deviation 0.26 it loses to 0.75 three times."""
+    areas = {0.5: (0.6,) * 3, 1.0: (0.75,) * 3, 2.0: (0.95, 0.95, 0.5), 4.0: (0.75,) * 3}
+
+    def run_cell(job: Any) -> Any:
+        return job[0], {"auc": areas[job[0].rate][job[0].seed], "final": 0.0, "curve": []}
+
+    monkeypatch.setattr(script, "run_cell", run_cell)
+    monkeypatch.setattr(script, "SHIPPED", tmp_path / "none.json")
+    script.main(small(tmp_path, "--sweep"))
+    chosen = json.loads((tmp_path / "learning_rates.json").read_text())
+    assert chosen["rates"] == dict.fromkeys(("exact", "grpo", "mine", "agent_opsd"), 1.0)
+    assert chosen["auc_and_score"]["grpo"]["2"] == pytest.approx([0.8, 0.8 - 0.2598], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_the_script_runs_with_two_processes_and_the_shipped_rates(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import compare_credit\n")
+    fixed = "--import own --methods plain_gap --processes key_door --seeds 2 --updates 2 --output out"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), *fixed.split()], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "| plain_gap |" in done.stdout
+    assert len((tmp_path / "out" / "learning.jsonl").read_text().splitlines()) > 6
