@@ -1,7 +1,8 @@
 """Credit functions: which turn earned the reward? Tensors in, tensors out.
 
 Here are the batch, its signals, and the methods. AlignOPSD's pieces are in :mod:`~turncredit.credit.align`, those of
-AgentOPSD in :mod:`~turncredit.credit.agent`; synthetic truth, fidelity and pictures in :mod:`~turncredit.credit.lab`.
+AgentOPSD in :mod:`~turncredit.credit.agent`, those of posterior credit in :mod:`~turncredit.credit.posterior`;
+synthetic truth, fidelity and pictures in :mod:`~turncredit.credit.lab`.
 """
 
 from .agent import agent_opsd
@@ -11,6 +12,7 @@ from .groups import group_relative_advantages
 from .grpo import grpo
 from .inputs import Credit, CreditInputs
 from .metrics import Mean
+from .posterior import posterior
 from .registry import CreditMethod, get_credit, list_credits, register_credit
 from .rlsd import rlsd
 from .signals import register_signal
@@ -28,6 +30,7 @@ __all__ = [
     "group_relative_advantages",
     "grpo",
     "list_credits",
+    "posterior",
     "register_credit",
     "register_signal",
     "rlsd",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_choice, check_range
-from .groups import group_metrics, group_relative_advantages
+from .groups import faded, group_metrics, group_relative_advantages
 from .inputs import Credit, CreditInputs
 from .metrics import Mean
 from .registry import register_credit
@@ -22,6 +22,7 @@ def gigpo(
     discount: float = 0.95,
     normalization: str = "mean",
     eps: float = 1e-6,
+    outcome_discount: float = 1.0,
 ) -> Credit:
     """Episode advantage plus a step advantage among turns with the same anchor: ``A~_k = A_i + step_weight * S_k``.
 
@@ -38,6 +39,7 @@ def gigpo(
         discount: in (0, 1].
         normalization: ``"mean"`` or ``"mean_std"``.
         eps: stabiliser of the division.
+        outcome_discount: in (0, 1], fades R_i in A_i, see :func:`~turncredit.credit.groups.faded`, and not Q_k.
 
     Returns:
         Credit with ``turn_weights`` = A~_k / A_i (1 where A_i = 0) and details, each ``[M]``: ``step_returns`` Q_k,
@@ -53,7 +55,8 @@ def gigpo(
     check_choice("gigpo", "normalization", normalization, ("mean", "mean_std"))
     assert inputs.anchor_ids is not None
     divide = normalization == "mean_std"
-    episode = group_relative_advantages(inputs.rewards, inputs.group_ids, scale_rewards=divide, eps=eps)
+    outcomes = faded(inputs.rewards, inputs.turn_counts, outcome_discount)
+    episode = group_relative_advantages(outcomes, inputs.group_ids, scale_rewards=divide, eps=eps)
     episode = episode.to(inputs.dtype)
     returns = step_returns(inputs, discount=discount)
     anchors = torch.unique(inputs.anchor_ids, return_inverse=True)[1]

@@ -72,10 +72,44 @@ def group_relative_advantages(
     return advantages.masked_fill(zero, 0.0).to(torch.float64 if rewards.dtype == torch.float64 else torch.float32)
 
 
-def trajectory_advantages(inputs: CreditInputs, *, scale_rewards: bool, normalization_scope: str, eps: float) -> Tensor:
-    """``[N]`` group-relative advantages of a batch in ``inputs.dtype``."""
+def faded(rewards: Tensor, turn_counts: Tensor, outcome_discount: float) -> Tensor:
+    """Returns that fade with the length of their trajectory: ``outcome_discount ** K_i * R_i``.
+
+    Short episodes are preferred: among successes of a group the longer ones have a lower, perhaps a negative,
+    advantage. A negative return becomes the smaller the longer its episode was.
+
+    Args:
+        rewards: ``[N]`` float.
+        turn_counts: ``[N]`` int64, K_i.
+        outcome_discount: in (0, 1]; 1 gives ``rewards`` as they are.
+
+    Returns:
+        ``[N]``, in the wide dtype where they fade.
+
+    Raises:
+        ValueError: the discount is out of range.
+
+    >>> faded(torch.tensor([1.0, 1.0, -1.0]), torch.tensor([1, 2, 2]), 0.5).tolist()
+    [0.5, 0.25, -0.25]
+    """
+    check_range("faded", "outcome_discount", outcome_discount, 0, 1, "(")
+    if outcome_discount == 1:
+        return rewards
+    values = rewards.detach().to(wide(rewards.device))
+    return values * outcome_discount ** turn_counts.to(values.dtype)
+
+
+def trajectory_advantages(
+    inputs: CreditInputs,
+    *,
+    scale_rewards: bool,
+    normalization_scope: str,
+    eps: float,
+    outcome_discount: float = 1.0,
+) -> Tensor:
+    """``[N]`` group-relative advantages of a batch in ``inputs.dtype``, of returns that may fade."""
     advantages = group_relative_advantages(
-        inputs.rewards,
+        faded(inputs.rewards, inputs.turn_counts, outcome_discount),
         inputs.group_ids,
         scale_rewards=scale_rewards,
         normalization_scope=normalization_scope,

@@ -28,6 +28,7 @@ def rlsd(
     eps: float = 1e-4,
     scale_rewards: bool = True,
     normalization_scope: str = "trajectory",
+    outcome_discount: float = 1.0,
 ) -> Credit:
     """Token weights ``w_t = clip(exp(sign(A_i) * delta_t), 1 - band, 1 + band)``, mixed in by a share that decays.
 
@@ -43,6 +44,7 @@ def rlsd(
         decay_steps: updates until the share is 0; None keeps it.
         step: optimiser updates done.
         eps, scale_rewards, normalization_scope: as in :func:`group_relative_advantages`.
+        outcome_discount: in (0, 1], fades every return, see :func:`~turncredit.credit.groups.faded`.
 
     Returns:
         Credit with ``turn_weights`` = mean of A~_t / A_i over the turn's tokens (1 where A_i = 0). Metrics:
@@ -56,7 +58,11 @@ def rlsd(
     check_range("rlsd", "band", band, 0, 1, "()")
     share = linear_decay(lam, step=step, decay_steps=decay_steps)
     trajectory = trajectory_advantages(
-        inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
+        inputs,
+        scale_rewards=scale_rewards,
+        normalization_scope=normalization_scope,
+        eps=eps,
+        outcome_discount=outcome_discount,
     )
     advantage = trajectory[inputs.trajectory_ids]
     # exp2 is vectorised on every CPU; exp goes to a library that is slow on some.

@@ -30,6 +30,7 @@ def step_opsd(
     eps: float = 1e-4,
     scale_rewards: bool = True,
     normalization_scope: str = "trajectory",
+    outcome_discount: float = 1.0,
 ) -> Credit:
     """Weight span tokens by ``w = clip(2 sigmoid(sign(A_i) * delta), 1 - band, 1 + band)``, then equalise turns.
 
@@ -50,6 +51,7 @@ def step_opsd(
         decay_steps: updates until the share is 0; None keeps it.
         step: optimiser updates done.
         eps, scale_rewards, normalization_scope: as in :func:`group_relative_advantages`.
+        outcome_discount: in (0, 1], fades every return, see :func:`~turncredit.credit.groups.faded`.
 
     Returns:
         Credit with ``turn_weights`` = mean of A~ / A_i over the turn's tokens (1 where A_i = 0) and
@@ -65,7 +67,11 @@ def step_opsd(
     check_range("step_opsd", "band", band, 0, 1, "()")
     share = linear_decay(lam, step=step, decay_steps=decay_steps)
     trajectory = trajectory_advantages(
-        inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
+        inputs,
+        scale_rewards=scale_rewards,
+        normalization_scope=normalization_scope,
+        eps=eps,
+        outcome_discount=outcome_discount,
     )
     advantage = trajectory[inputs.trajectory_ids]
     assert inputs.span_mask is not None  # required by the registration

@@ -46,6 +46,7 @@ def agent_opsd(
     evidence_reduction: str = "sum",
     scale_rewards: bool = True,
     normalization_scope: str = "trajectory",
+    outcome_discount: float = 1.0,
 ) -> Credit:
     """Weight each turn by how far the teacher's evidence moved the belief of success, in the outcome's direction.
 
@@ -75,6 +76,7 @@ def agent_opsd(
             deviation of the evidence (plus eps).
         evidence_reduction: ``"sum"`` or ``"mean"`` over the tokens of a turn.
         scale_rewards, normalization_scope: as in :func:`group_relative_advantages`.
+        outcome_discount: in (0, 1], fades every return, see :func:`~turncredit.credit.groups.faded`.
 
     Returns:
         Credit with ``turn_weights`` w_k (mean over the turn's tokens for ``"token"``) and details, each ``[M]``:
@@ -97,7 +99,11 @@ def agent_opsd(
     """
     _check_options(locals())
     grpo_advantages = trajectory_advantages(
-        inputs, scale_rewards=scale_rewards, normalization_scope=normalization_scope, eps=eps
+        inputs,
+        scale_rewards=scale_rewards,
+        normalization_scope=normalization_scope,
+        eps=eps,
+        outcome_discount=outcome_discount,
     )
     rows = grpo_advantages[inputs.trajectory_ids]
     by_token = granularity == "token"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_choice, check_range
-from ..groups import group_metrics, trajectory_advantages
+from ..groups import faded, group_metrics, trajectory_advantages
 from ..inputs import Credit, CreditInputs
 from ..invalid_action import invalid_action_residual
 from ..registry import register_credit
@@ -112,6 +112,7 @@ def align_opsd(
     scale_rewards: bool = True,
     normalization_scope: str = "trajectory",
     eps: float = 1e-4,
+    outcome_discount: float = 1.0,
 ) -> Credit:
     """Rectify the privileged scores, cut trajectories into spans, and share the outcome's credit among their turns.
 
@@ -152,6 +153,7 @@ def align_opsd(
         scale_rewards: as in :func:`group_relative_advantages`.
         normalization_scope: likewise.
         eps: likewise.
+        outcome_discount: in (0, 1], fades every return, see :func:`~turncredit.credit.groups.faded`.
 
     Returns:
         Credit. ``turn_weights`` hold w without the residual. Details, ``[M]`` unless said otherwise: ``spans``,
@@ -207,7 +209,7 @@ def align_opsd(
     span_ids = _span_ids(inputs, spans, divergence, threshold, lengths, split_floor=boundary_low, seed=seed)
 
     scaling = {"scale_rewards": scale_rewards, "normalization_scope": normalization_scope, "eps": eps}
-    advantages = trajectory_advantages(inputs, **scaling)
+    advantages = trajectory_advantages(inputs, **scaling, outcome_discount=outcome_discount)
     by_row = advantages[inputs.trajectory_ids]
     limits = {"credit_temperature": credit_temperature, "density_min": density_min, "density_max": density_max}
     if isinstance(spans, str) and spans == "token":
@@ -219,7 +221,7 @@ def align_opsd(
     credit, residual = token_weights.mul_(by_row[:, None]), None
     if inputs.valid_actions is not None:
         residual = invalid_action_residual(
-            inputs.rewards,
+            faded(inputs.rewards, inputs.turn_counts, outcome_discount),
             inputs.valid_actions,
             inputs.trajectory_ids,
             inputs.group_ids,

@@ -37,11 +37,13 @@ NAMES = (
     "agent_opsd_no_prior agent_opsd_token align_distill align_opsd align_opsd_alfworld_3b "
     "align_opsd_alfworld_7b align_opsd_bounded align_opsd_no_rectification align_opsd_random "
     "align_opsd_search_3b align_opsd_search_7b align_opsd_token align_opsd_turn align_opsd_webshop_3b "
-    "align_opsd_webshop_7b dr_grpo gigpo gigpo_std grpo grpo_opsd opsd rlsd sdar skill_grpo skill_sd "
-    "step_opsd "
+    "align_opsd_webshop_7b dr_grpo faded_grpo gigpo gigpo_std grpo grpo_opsd opsd posterior posterior_all "
+    "posterior_anchors posterior_sources posterior_teacher rlsd sdar skill_grpo skill_sd step_opsd "
 )
 SHARDED = ("agent_opsd", "step_opsd", "align_opsd")
-ALIGN = {"encoder": "hashing", "similarity_threshold": 0.1, "boundary_low": 0.0, "boundary_high": 1.0}
+ALIGNED = ("posterior_all", "posterior_sources")
+PAIRS = {"encoder": "hashing", "similarity_threshold": 0.1}
+ALIGN = {**PAIRS, "boundary_low": 0.0, "boundary_high": 1.0}
 """With them pairs are found among the toy suite's few words, and the boundary's quantile is not clipped."""
 UNCOMPARED = ("time/", "rollout/workers")
 
@@ -62,7 +64,7 @@ def settings(name: str, folder: Path, plain: bool) -> GRPOConfig:
         num_generations=4,
         num_workers=0,
         credit=name,
-        credit_options=ALIGN if name.startswith("align") else {},
+        credit_options=ALIGN if name.startswith("align") else PAIRS if name in ALIGNED else {},
         sampling=SamplingConfig(max_completion_length=6, temperature=0.9),
         learning_rate=1e-2,
         weight_decay=0.1,

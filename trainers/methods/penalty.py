@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...credit import CreditMethod
+from ...credit.groups import faded
 from ...credit.invalid_action import invalid_action_residual, residual_metrics
 from ..batch import TurnBatch
 
@@ -27,8 +28,9 @@ def penalised(
     """``[M, T]`` advantages with the residual, and its size; as they are where the credit function adds its own."""
     if not penalty or credit.adds_residual:
         return advantages, {}
+    rewards = torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32)
     residual = invalid_action_residual(
-        torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
+        faded(rewards, torch.bincount(batch.trajectory_ids), credit.options.get("outcome_discount", 1.0)),
         torch.tensor([turn.valid for turn in batch.turns], dtype=torch.bool),
         batch.trajectory_ids,
         batch.group_ids,

@@ -57,7 +57,7 @@ def made_up_inputs(method: CreditMethod, rollouts: int) -> CreditInputs:
         similarity = torch.full((m, m), 0.9)
         valid = torch.ones(m, dtype=torch.bool)
         correspondence = correspondence_from_similarity(similarity, trajectories, turns, groups, valid, valid)
-        selection = {name: method.options[name] for name in ("similarity_threshold", "top_k")}
+        selection = {name: method.options[name] for name in ("similarity_threshold", "top_k") if name in method.options}
         sources = select_sources(correspondence, **selection)
         correspondence = correspondence.with_scores(sources, teacher[sources.target])
     return CreditInputs(
