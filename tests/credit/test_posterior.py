@@ -430,7 +430,7 @@ def test_sources_rectify_the_teacher() -> None:
     supplied = torch.zeros(inputs.num_rows, dtype=torch.bool)
     supplied[scored.correspondence.sources.target] = True
     # full confidence: strength 0.8, so 0.4 a token
-    same(facts.gaps - teacher.gaps, supplied * 0.4 * inputs.token_counts.double())
+    same(facts.gaps - teacher.gaps, supplied * 0.4 * inputs.token_counts.double(), 1e-6)
 
 
 # ---- errors and cost
