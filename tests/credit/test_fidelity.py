@@ -234,6 +234,7 @@ def test_exact_advantages_point_along_the_exact_gradient_and_the_outcome_less() 
 def test_gradient_cosine_is_nan_where_nothing_was_learnt_and_names_bad_credit() -> None:
     batch = next(b for b in (batch_at(seed, groups=1) for seed in range(999)) if b.inputs.rewards.unique().numel() == 1)
     assert math.isnan(gradient_cosine(get_credit("grpo")(batch.inputs), batch))
+    assert math.isnan(gradient_cosine(1e-13 * batch.advantages, batch)), "rounding is nothing"
     assert gradient_cosine(batch.advantages, batch) > 0
     with pytest.raises(ValueError, match=r"gradient_cosine: credit must be \[M\] = "):
         gradient_cosine(torch.zeros(3), batch)

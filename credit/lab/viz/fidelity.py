@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,8 @@ def plot_fidelity(
     for text, (_, _, colour) in zip(panels[0].get_yticklabels(), rows, strict=True):
         text.set_color(colour)
     _legend(figure, families, label(title, 120))
-    figure.supxlabel(f"{label(measure, 120)}; dashed: {chance:g}, no better than none\n{label(note, 240)}", fontsize=9)
+    below = textwrap.fill(label(note, 400), int(13 * figure.get_figwidth()))
+    figure.supxlabel(f"{label(measure, 120)}; dashed: {chance:g}, no better than none\n{below}", fontsize=9)
     return figure
 
 
