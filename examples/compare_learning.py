@@ -2,10 +2,12 @@
 
     python examples/compare_learning.py --output outputs/learning
 
-Claim: docs/lab/tabular.md. Softmax policies with shared features start uniform and take 40 updates of 2 groups of 8
-rollouts on every process; the teacher is that of the current policy. Learning rates (docs/lab/learning_rates.json)
-were chosen by --sweep on development seeds, by one rule for all methods. Under ten minutes on two idle cores; a killed
-run goes on where it was. A method of one's own, registered by a module given with --import, is swept, then compared:
+Claim (docs/lab/tabular.md): of the area between GRPO's learning curve and that of exact advantages, posterior credit
+closes nine tenths, GiGPO and an outcome faded by 0.95 a turn less than half each, AgentOPSD a sixth. Softmax policies
+with shared features start uniform and take 40 updates of 2 groups of 8 rollouts on every process, under the teacher of
+the current policy. Learning rates (docs/lab/learning_rates.json) were chosen by --sweep on development seeds, by one
+rule for all. Five minutes on two idle cores, eight with --teachers noisy strong adversarial; a killed run goes on where
+it was. A method of one's own, registered by a module given with --import, is swept, then compared:
 
     python examples/compare_learning.py --import mine --methods mine --sweep
     python examples/compare_learning.py --import mine --methods mine
@@ -326,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--sweep", action="store_true", help="choose learning rates of methods that have none, then stop"
     )
-    parser.add_argument("--redo", nargs="*", default=[], help="methods whose finished cells are thrown away first")
+    parser.add_argument("--redo", nargs="*", default=[], help="methods to run (or sweep) anew: results are thrown away")
     parser.add_argument("--workers", type=positive, default=2)
     parser.add_argument("--output", type=Path, default=Path("outputs/learning"))
     options = parser.parse_args(arguments)
@@ -342,6 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.sweep:
         chosen = sweep(options, methods, known)
         rates.write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
+        (options.output / "learning_sweep.jsonl").unlink()  # the rates hold what it says
         print("\n".join(f"{name}: {rate:g}" for name, rate in chosen["rates"].items()))
     else:
         compare(options, methods, known)
