@@ -73,7 +73,7 @@ def fit_slope(turns: Turns, evidence: Tensor, seen: Stretches, *, slope: float, 
 
 def _from_outcomes(turns: Turns, summed: Tensor, now: Beliefs) -> tuple[Tensor, Tensor]:
     """Score and curvature of the outcomes' log-likelihood: every trajectory counts once, after each of its turns."""
-    weight = turns.judged[turns.owner] / turns.counts[turns.owner]
+    weight = (turns.judged.to(summed.dtype) / turns.counts)[turns.owner]
     score = weight * (turns.outcome[turns.owner] - now.after) * summed
     return score.sum(), (weight * now.after * (1 - now.after) * summed.square()).sum()
 
