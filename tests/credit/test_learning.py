@@ -251,6 +251,14 @@ def test_the_script_sweeps_compares_and_goes_on_where_it_was(
     script.main(small(tmp_path, "--seeds", "2", "--teachers", "noisy", "--redo", "agent_opsd"))
     assert {job[0].method for job in ran} == {"agent_opsd"}
     assert sorted(data.read_text().splitlines()) == sorted(whole.splitlines())
+    rates = {"exact": 2.0, "grpo": 2.0, "mine": 2.0, "agent_opsd": 0.5}
+    (tmp_path / "learning_rates.json").write_text(json.dumps({"rates": rates}))
+    script.main(small(tmp_path, "--seeds", "1"))
+    other = (tmp_path / "learning_tables.md").read_text(encoding="utf-8")
+    assert "AUC minus GRPO, all at rate 2 |" in other
+    row = re.search(r"^\| agent_opsd \| 0\.5 \| (.*) \|$", other, re.M)
+    assert row is not None
+    assert row[1].split(" | ")[1] != row[1].split(" | ")[5], "its own rate, and that of GRPO"
     with pytest.raises(SystemExit, match=r"must hold runs with .*'updates': 5.*give another --output"):
         script.main(small(tmp_path, "--updates", "5"))
     with pytest.raises(ValueError, match="did you mean 'agent_opsd'"):
