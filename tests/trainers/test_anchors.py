@@ -80,7 +80,9 @@ def test_the_situation_is_the_observation_and_what_can_be_done():
     rows = batch(["hall", "hall", "hut"], ["hall", "hall"])
     able = [("go",), ("go", "put"), ("go",), ("go", "put"), ("go",)]
     turns = tuple(replace(turn, admissible_actions=can) for turn, can in zip(rows.turns, able, strict=True))
-    assert classes(anchor_ids(replace(rows, turns=turns), RUN, anchor="situation")) == [0, 1, 2, 1, 0]
+    rows = replace(rows, turns=turns)
+    assert classes(anchor_ids(rows, RUN, anchor="situation")) == [0, 1, 2, 1, 0]
+    assert classes(anchor_ids(rows, RUN, anchor="actions")) == [0, 1, 0, 1, 0]
 
 
 def test_only_observations_that_no_sibling_shares_look_for_a_similar_one():
@@ -97,7 +99,7 @@ def test_only_observations_that_no_sibling_shares_look_for_a_similar_one():
 
 def test_observations_without_text_and_no_rows_at_all():
     rows = batch(["", "hall"], ["hall", ""])
-    for anchor in ("exact", "normalized", "similar", "situation", "prompt"):
+    for anchor in ("exact", "normalized", "similar", "situation", "actions", "prompt"):
         assert anchor_ids(batch(), RUN, anchor=anchor).tolist() == []
         if anchor != "prompt":
             assert classes(anchor_ids(rows, RUN, anchor=anchor)) == [0, 1, 1, 0]
@@ -115,7 +117,7 @@ def test_options_reach_every_method_that_reads_anchors(name):
         (
             {"anchor": "exakt"},
             ValueError,
-            "anchor must be one of ('exact', 'normalized', 'similar', 'situation', 'prompt'), got 'exakt'",
+            "anchor must be one of ('exact', 'normalized', 'similar', 'situation', 'actions', 'prompt'), got 'exakt'",
         ),
         ({"anchor": None}, TypeError, "anchor must be one of"),
         ({"anchor_threshold": 1.5}, ValueError, "anchor_threshold must be a number above -1 and at most 1, got 1.5"),

@@ -49,7 +49,7 @@ def _start(run: Run, *, anchor: str, anchor_encoder: str, **others: Any) -> None
     "anchor_ids",
     start=_start,
     rules={
-        "anchor": text("exact", "normalized", "similar", "situation", "prompt"),
+        "anchor": text("exact", "normalized", "similar", "situation", "actions", "prompt"),
         "anchor_threshold": number(-1.0, 1.0, above=True),
         "anchor_encoder": text(),
     },
@@ -70,7 +70,7 @@ def anchor_ids(
         anchor: ``"exact"``, the suite's anchor or else the observation is equal; ``"normalized"``, it is equal by
             `normalized_text`; ``"similar"``, one that by this no other rollout of the group saw joins the most similar
             one, at a cosine of at least `anchor_threshold`; ``"situation"``, it and the admissible actions are equal;
-            ``"prompt"``, all that the policy read is equal.
+            ``"actions"``, they are equal, where they are listed; ``"prompt"``, all that the policy read is equal.
         anchor_threshold: in (-1, 1].
         anchor_encoder: a SentenceTransformer's name or folder, or ``"hashing"`` (shared words, no model).
     """
@@ -78,6 +78,8 @@ def anchor_ids(
         return anchors_of(batch)
     if anchor == "situation":
         return anchors_of(batch, [(turn.anchor or turn.observation, turn.admissible_actions) for turn in batch.turns])
+    if anchor == "actions":
+        return anchors_of(batch, [turn.admissible_actions or turn.anchor or turn.observation for turn in batch.turns])
     if anchor == "prompt":
         return anchors_of(batch, batch.prompts)
     texts = [normalized_text(turn.anchor or turn.observation) for turn in batch.turns]
