@@ -116,19 +116,38 @@ def similarity_anchors(inputs: CreditInputs, embeddings: Tensor, *, threshold: f
             f"{where}: embeddings must be [M, D] with M = {inputs.num_rows}, got {list(embeddings.shape)}; "
             "encode one observation per turn"
         )
+    return join_alike(inputs.group_index[inputs.trajectory_ids], embeddings, threshold=threshold)
+
+
+def join_alike(groups: Tensor, embeddings: Tensor, *, threshold: float, lonely: Tensor | None = None) -> Tensor:
+    """`similarity_anchors` of rows of which nothing but the group is known.
+
+    Args:
+        groups: ``[M]`` int64, the group of each row.
+        embeddings: ``[M, D]`` float.
+        threshold: cosine in (-1, 1].
+        lonely: ``[M]`` bool, the rows that look for another: each joins the most similar one of its group, and two
+            that are not lonely are never joined but through a tie; None joins all that are alike.
+
+    Raises:
+        ValueError: a vector is zero or not finite.
+    """
     norms = embeddings.float().norm(dim=-1, keepdim=True)
     bad = ~((norms > 0) & torch.isfinite(norms))
     if bool(bad.any()):
         raise ValueError(
-            f"{where}: embeddings must be finite and not 0, got a vector of norm {float(norms[bad][0])}; "
+            f"similarity_anchors: embeddings must be finite and not 0, got a vector of norm {float(norms[bad][0])}; "
             "encode the text of every observation"
         )
     unit = embeddings.float() / norms
-    groups = inputs.group_index[inputs.trajectory_ids]
-    anchors = torch.arange(inputs.num_rows, device=embeddings.device)
+    anchors = torch.arange(len(groups), device=embeddings.device)
     for group in torch.unique(groups):
         rows = (groups == group).nonzero()[:, 0]
-        alike = unit[rows] @ unit[rows].T >= threshold - 1e-6
+        cosine = (unit[rows] @ unit[rows].T).fill_diagonal_(-2)
+        alike = cosine >= threshold - 1e-6
+        if lonely is not None:
+            nearest = lonely[rows, None] & (cosine >= cosine.amax(1, keepdim=True) - 1e-6)
+            alike &= nearest | nearest.T
         alike.fill_diagonal_(True)
         anchors[rows] = rows[_components(alike)]
     return anchors

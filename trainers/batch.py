@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,9 +98,15 @@ def span_mask(batch: TurnBatch, kind: str) -> Tensor:
     return mask & batch.response_mask
 
 
-def anchor_ids(batch: TurnBatch) -> Tensor:
-    """``[M]`` int64: equal for rows that saw the same observation in the same group (GiGPO's anchors)."""
-    labels: dict[tuple[int, str], int] = {}
+def anchor_ids(batch: TurnBatch, seen: Sequence[Hashable] | None = None) -> Tensor:
+    """``[M]`` int64: equal for rows of the same group that saw the same (GiGPO's anchors).
+
+    Args:
+        batch: the rows.
+        seen: what each of the M rows saw; None is the suite's anchor, else the observation.
+    """
+    labels: dict[tuple[int, Hashable], int] = {}
     groups = batch.group_ids[batch.trajectory_ids].tolist()
-    keys = [(g, turn.anchor or turn.observation) for g, turn in zip(groups, batch.turns, strict=True)]
-    return torch.tensor([labels.setdefault(key, len(labels)) for key in keys], dtype=torch.long)
+    seen = [turn.anchor or turn.observation for turn in batch.turns] if seen is None else seen
+    rows = zip(groups, seen, strict=True)
+    return torch.tensor([labels.setdefault((g, what), len(labels)) for g, what in rows], dtype=torch.long)

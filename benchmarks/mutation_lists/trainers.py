@@ -5,6 +5,7 @@ FOLDER = "trainers"
 WHOLE, TEACHER = "trainers/test_whole_update.py", "trainers/test_teacher_weights.py"
 INPUTS, PENALTY = "trainers/test_phase_inputs.py", "trainers/test_penalty.py"
 LOSSES, TERMS, STEP = "trainers/test_losses.py", "trainers/test_objective_terms.py", "trainers/test_optimization.py"
+ANCHORS = "trainers/test_anchors.py"
 SHARED = "trainers/test_shared_prefixes_gradients.py"
 TESTS = (LOSSES, TERMS, STEP, WHOLE, TEACHER, INPUTS, PENALTY, "trainers/test_teacher.py", "trainers/test_batch.py")
 MUTATIONS = (
@@ -125,8 +126,10 @@ MUTATIONS = (
     ("batch", "t.failure is None and ", "", "failed rollouts are trained on", INPUTS),
     ("batch", "(columns < spans[:, 1:])", "(columns <= spans[:, 1:])", "span one token too long",
      "trainers/test_batch.py"),
-    ("batch", "keys = [(g, turn.anchor or", "keys = [(0, turn.anchor or", "anchors shared across groups",
+    ("batch", "setdefault((g, what)", "setdefault((0, what)", "anchors shared across groups",
      "trainers/test_batch.py"),
+    ("methods/anchors", "(visitors < 2)", "(visitors < 3)", "observations that a sibling shares joined with others", ANCHORS),
+    ("methods/anchors", "sorted(_BETWEEN.split(found[0]))", "_BETWEEN.split(found[0])", "order of listed things kept", ANCHORS),
     ("policy", "weight_decay=config.weight_decay", "weight_decay=0.0", "weight decay ignored", WHOLE),
     ("policy", '"lr_scale": lr_scale(name, module)', '"lr_scale": 1.0', "lr_scale of a module ignored", "trainers/test_attached.py"),
     ("rows", "branches=self.share and scorer.settle_branches()", "branches=False", "siblings train what they have in common twice",

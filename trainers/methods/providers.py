@@ -14,7 +14,6 @@ from torch import Tensor
 from ...credit.checks import suggest
 from ...rollout.options import Rule, check_options
 from ..batch import TurnBatch
-from ..batch import anchor_ids as anchors_of
 from ..batch import span_mask as spans_of
 from ..teacher import TeacherScores, score_teacher
 
@@ -173,12 +172,6 @@ def valid_actions(batch: TurnBatch, run: Run) -> Tensor:
 def span_mask(batch: TurnBatch, run: Run) -> Tensor:
     """``[M, T]`` bool: the span that the suite calls causal, see `turncredit.trainers.batch.span_mask`."""
     return spans_of(batch, getattr(run.suite, "causal_span", "action_only"))
-
-
-@provides("anchor_ids")
-def anchor_ids(batch: TurnBatch, run: Run) -> Tensor:
-    """``[M]`` int64: equal for rows that saw the same observation in the same group."""
-    return anchors_of(batch)
 
 
 @provides("entropies", own={"entropy": True})
