@@ -46,6 +46,7 @@ def posterior(
     slope: float = 0.2,
     ridge: float = 10.0,
     doubt: float = 0.05,
+    spike: float = 3.0,
     scale_rewards: bool = True,
     normalization_scope: str = "trajectory",
     eps: float = 1e-4,
@@ -72,6 +73,8 @@ def posterior(
         discount: of returns that siblings are compared by, per turn, in (0, 1].
         slope, ridge: mean and precision of the slope's prior; ridge above 0.
         doubt: prior probability that the teacher misleads, in [0, 1].
+        spike: odds that the teacher knows nothing, where its evidence has no relation to the outcomes, at least 0; 0
+            believes the slope as it is fitted.
         scale_rewards, normalization_scope, eps: as in :func:`group_relative_advantages`.
         outcome_discount: in (0, 1], fades every return, see :func:`~turncredit.credit.groups.faded`.
         others: facts of batches, of other processes, say, with which this one is fitted together, see
@@ -95,7 +98,7 @@ def posterior(
     seen, evidence = stretches(turns, discount), turn_evidence(facts)
     believed = evidence.new_zeros(())
     if "teacher" in words(use):
-        believed = fit_slope(turns, evidence, seen, slope=slope, ridge=ridge, doubt=doubt)
+        believed = fit_slope(turns, evidence, seen, slope=slope, ridge=ridge, doubt=doubt, spike=spike)
     belief = beliefs(turns, evidence, turns.running(evidence), believed)
     found = estimate(turns, belief, seen, luck=luck, alias=alias)
     advantages = trajectory_advantages(
@@ -126,6 +129,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
     check_range(where, "slope", options["slope"], -infinite, infinite, "()")
     check_range(where, "ridge", options["ridge"], 0, infinite, "()")
     check_range(where, "doubt", options["doubt"], 0, 1)
+    check_range(where, "spike", options["spike"], 0, infinite, ")")
 
 
 def _weights(turns: Turns, found: Estimate, luck: float) -> Tensor:
