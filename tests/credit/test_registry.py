@@ -67,7 +67,8 @@ def test_unknown_name() -> None:
 
 def test_unknown_option() -> None:
     message = (
-        "options of rlsd must be among lam, band, decay_steps, eps, scale_rewards, normalization_scope, got 'lamda'"
+        "options of rlsd must be among lam, band, decay_steps, eps, scale_rewards, normalization_scope, "
+        "outcome_discount, got 'lamda'"
     )
     with pytest.raises(TypeError, match=message):
         get_credit("rlsd", lamda=0.1)

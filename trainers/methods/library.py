@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from ...credit import step_opsd
+from ...credit import CreditInputs, CreditMethod, get_credit, posterior, step_opsd
+from ...credit.posterior import facts_of
 from ..terms import SDARTerm, SkillSDTerm
 from .method import Method, Teacher
 from .registry import goes_with, register_method
+from .run import Run
+
+
+def with_the_others(credit: CreditMethod, inputs: CreditInputs | None, run: Run) -> CreditMethod:
+    """Posterior credit is fitted to the whole batch, so to the turns of all processes; collective."""
+    if run.num_processes == 1:
+        return credit
+    options = {name: credit.options[name] for name in ("use", "outcome_discount")}
+    facts = run.all_gather([None if inputs is None else facts_of(inputs, **options)])
+    del facts[run.accelerator.process_index]
+    others = [other for other in facts if other is not None]
+    return get_credit(credit.name, **{**credit.options, "others": others})
+
 
 goes_with(step_opsd, teacher=Teacher("stale", refresh_every=10, context="hindsight"))
+goes_with(posterior, settle=with_the_others)
 
 
 @register_method("skill_grpo")

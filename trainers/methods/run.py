@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -37,6 +37,7 @@ from .method import Method
 from .providers import find_provider
 
 Ids = Sequence[int]
+T = TypeVar("T")
 _REDUCE = {"mean": Mean, "sum": lambda value, count: Total(value), "max": lambda value, count: Largest(value)}
 
 
@@ -214,9 +215,9 @@ class Run:
         """``[n, D]`` unit vectors of texts; the encoder is loaded once, by name or folder, or ``"hashing"``."""
         return embed(self.encoder or _encoder(encoder), texts)
 
-    def all_gather(self, numbers: Sequence[float]) -> list[float]:
-        """The numbers of all processes, which may have different many each."""
-        return list(numbers) if self.num_processes == 1 else gather_object(list(numbers))
+    def all_gather(self, values: Sequence[T]) -> list[T]:
+        """The values of all processes in the processes' order, which may have different many each: numbers, say."""
+        return list(values) if self.num_processes == 1 else gather_object(list(values))
 
     # ---- this update
 
