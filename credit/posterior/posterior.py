@@ -135,7 +135,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 def _weights(turns: Turns, found: Estimate, luck: float) -> Tensor:
     """``[M]`` A~_k / A_i: exactly 1 for the turns of a trajectory of which nobody said anything, or whose A_i is 0."""
     centred = turns.outcome - turns.baseline
-    unit = turns.counts * (1 + luck) / torch.where(turns.judged, centred, 1.0)
+    unit = (1 + luck) / torch.where(turns.judged, centred, 1.0) * turns.counts
     return torch.where((found.informed & turns.judged)[turns.owner], found.advantage * unit[turns.owner], 1.0)
 
 

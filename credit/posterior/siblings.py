@@ -93,8 +93,8 @@ class _Visits:
 
     @property
     def others(self) -> Tensor:
-        """``[M]`` visitors of each turn's place, without its own trajectory."""
-        return self.size[self.place] - 1
+        """``[M]`` wide float, visitors of each turn's place, without its own trajectory."""
+        return (self.size[self.place] - 1).to(self.outcome.dtype)
 
     def mean(self, values: Tensor, rows: Tensor) -> Tensor:
         """``[R]`` mean of ``[V]`` values over the others at the places of some turns; 0 without others."""

@@ -36,7 +36,7 @@ def scores(turns: Turns, evidence: Tensor) -> Tensor:
 
     With R and X_k less their group's means, ``z_k = sum R X_k / sqrt(sum over groups of sum R^2 sum X_k^2 / (G - 1))``:
     the denominator is the deviation of the numerator if each group's outcomes were dealt out at random. A trajectory
-    that is over keeps its X. 0 where nothing differs.
+    that is over keeps its X. Groups of equal rewards have no part in it; 0 where nothing differs.
     """
     sizes = torch.bincount(turns.group)
     groups = sizes.numel()
@@ -45,7 +45,9 @@ def scores(turns: Turns, evidence: Tensor) -> Tensor:
     summed = grid.cumsum(-1)
     sums = summed.new_zeros(groups, summed.shape[1]).index_add_(0, turns.group, summed)
     summed = summed - (sums / sizes[:, None])[turns.group]
+    mixed = segment_sum(turns.judged.long(), turns.group, groups) > 0
     outcome = turns.outcome - segment_mean(turns.outcome, turns.group, groups)[turns.group]
+    outcome = torch.where(mixed[turns.group], outcome, 0.0)
     squares = segment_sum(outcome.square(), turns.group, groups) / (sizes - 1).clamp(min=1)
     variance = (squares[turns.group, None] * summed.square()).sum(0)
     return (outcome[:, None] * summed).sum(0) / variance.sqrt().clamp(min=_TINY)
