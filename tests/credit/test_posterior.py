@@ -91,6 +91,8 @@ def test_like_plain_loops(seed: int, kind: dict[str, bool], use: str) -> None:
         {"slope": -0.4, "ridge": 2.0},
         {"doubt": 0.5},
         {"doubt": 1.0},
+        {"adaptive": False},
+        {"adaptive": False, "alias": 2.0},
     ],
 )
 def test_like_plain_loops_with_other_options(options: dict[str, float]) -> None:
@@ -160,7 +162,7 @@ def test_stretches_by_hand() -> None:
 
 def test_credit_by_hand_without_a_teacher() -> None:
     # trajectory 1 of two turns: s0 = 2/5, b0 = 0.24, q = 0.12; stretch 1 has d = 0.5, D = 1/16, s = `other`
-    credit = posterior(hand(), use="anchors", discount=0.5, luck=0.25, alias=1.0)
+    credit = posterior(hand(), use="anchors", discount=0.5, luck=0.25, alias=1.0, adaptive=False)
     s, q, b0 = (20 / 81 + 2 / 9) / 4, 0.12, 0.24
     g = 1 / (2 * q + s)
     e, plain, p = q * g / 16, q * g * 0.5, q * (1 - q * g)
