@@ -43,6 +43,7 @@ def posterior(
     luck: float = 0.2,
     alias: float = 0.5,
     discount: float = 0.95,
+    adaptive: bool = True,
     slope: float = 0.2,
     ridge: float = 10.0,
     doubt: float = 0.05,
@@ -71,6 +72,8 @@ def posterior(
         luck: share of the outcome's variance that is no turn's doing, above 0.
         alias: what a shared observation hides of the state, as a share of a turn's prior variance, at least 0.
         discount: of returns that siblings are compared by, per turn, in (0, 1].
+        adaptive: whether the batch's outcomes judge how far siblings and their clocks are believed, where observations
+            may look alike; False takes ``alias`` and ``discount`` as they are.
         slope, ridge: mean and precision of the slope's prior; ridge above 0.
         doubt: prior probability that the teacher misleads, in [0, 1].
         spike: odds that the teacher knows nothing, where its evidence has no relation to the outcomes, at least 0; 0
@@ -83,7 +86,8 @@ def posterior(
     Returns:
         Credit with ``turn_weights`` A~_k / A_i (1 where A_i = 0) and details, each ``[M]``, in units of R, the return
         mapped to [0, 1] over the batch: ``advantage`` adv_k, ``revision`` mu_k of the teacher, ``variance`` p_k left
-        before the own outcome. Metrics: ``teacher_slope`` (0 without a teacher); ``explained_share`` = 1 - (sum over
+        before the own outcome. Metrics: ``teacher_slope`` (0 without a teacher); ``clock_trust`` in [0, 1], what
+        is left of ``discount`` between siblings; ``explained_share`` = 1 - (sum over
         trajectories of (sum_k e_k - R_i + m_i)^2) / (sum of (R_i - m_i)^2), how much of the outcomes was said before
         them; ``known_turn_share`` = turns in a stretch that siblings judge / turns; and those of
         :func:`~turncredit.credit.groups.group_metrics`.
@@ -100,7 +104,7 @@ def posterior(
     if "teacher" in words(use):
         believed = fit_slope(turns, evidence, seen, slope=slope, ridge=ridge, doubt=doubt, spike=spike)
     belief = beliefs(turns, evidence, turns.running(evidence), believed)
-    found = estimate(turns, belief, seen, luck=luck, alias=alias)
+    found = estimate(turns, belief, seen, luck=luck, alias=alias, adaptive=adaptive)
     advantages = trajectory_advantages(
         inputs,
         scale_rewards=scale_rewards,
@@ -113,6 +117,7 @@ def posterior(
     weights = torch.where(by_row == 0, 1.0, _weights(turns, found, luck)[own]).to(inputs.dtype)
     metrics = {
         "teacher_slope": float(believed),
+        "clock_trust": float(seen.clock),
         **_metrics(turns, seen, found, inputs),
         **group_metrics(inputs, advantages),
     }
