@@ -1,7 +1,7 @@
 """Faults of posterior credit and of fading outcomes."""
 
 FOLDER = "credit"
-TESTS = ("credit/test_posterior.py", "credit/test_outcome_discount.py")
+TESTS = ("credit/test_posterior.py", "credit/test_posterior_trust.py", "credit/test_outcome_discount.py")
 MUTATIONS = (
     (
         "groups",
@@ -104,9 +104,9 @@ MUTATIONS = (
     ),
     (
         "posterior/slope",
-        "(turns.judged.to(summed.dtype) / turns.counts)",
-        "turns.judged.to(summed.dtype)",
-        "long trajectories count more",
+        " & (turns.place == turns.counts[turns.owner] - 1)",
+        "",
+        "the belief after every turn is judged",
     ),
     (
         "posterior/slope",
@@ -124,13 +124,31 @@ MUTATIONS = (
     ),
     ("posterior/slope", "* (1 - 2 * doubt) / mass", "/ mass", "doubt halves nothing"),
     ("posterior/slope", "_LARGEST_STEP, _ENOUGH = 20, 0.3", "_LARGEST_STEP, _ENOUGH = 2, 0.3", "two steps of Newton"),
-    ("posterior/estimate", "pull * (seen.discounted - total)", "pull * (seen.change - total)", "d for D in the credit"),
+    ("posterior/slope", "trust(turns, evidence, spike=spike) * ", "", "the whole slope is kept"),
+    ("posterior/trust", "torch.where(contradicted, 0.0, share)", "share", "an echo is believed"),
+    ("posterior/trust", "found * final.sign()", "found", "a liar never contradicts itself"),
+    ("posterior/trust", "_CONTRADICTED, _AGAINST = 2.5", "_CONTRADICTED, _AGAINST = 0.5", "noise contradicts"),
+    ("posterior/trust", "-final.square() / 2", "-final.square()", "odds of twice the likelihood"),
+    ("posterior/trust", "(sizes - 1).clamp(min=1)", "sizes", "variance of outcomes drawn, not dealt"),
+    ("posterior/trust", "- (sums / sizes[:, None])[turns.group]", "", "evidence compared across groups"),
+    ("posterior/estimate", "pull * (discounted - total)", "pull * (seen.change - total)", "d for D' in the credit"),
     ("posterior/estimate", "pull * (seen.change - total)", "pull * (seen.discounted - total)", "D for d in the rest"),
     ("posterior/estimate", "1 - seen.total(room) * gain", "1 + seen.total(room) * gain", "siblings add variance"),
     ("posterior/estimate", "+ luck_variance)", ")", "no luck"),
-    ("posterior/estimate", "(1 + alias) * seen.total(room)", "seen.total(room)", "observations hide nothing"),
+    ("posterior/estimate", "seen.clock if adaptive else 1", "1", "siblings' clocks always believed"),
+    ("posterior/siblings", "(2 * slope - 1)", "slope", "half a clock believed as half"),
+    ("posterior/siblings", "turns.to_go()[end]", "turns.to_go()[end] * 0 + 1", "failures tell the time"),
+    ("posterior/alias", "1 + alias * factors", "1 + 0 * factors", "observations hide nothing"),
+    ("posterior/alias", "-count * (error / count)", "count * (error / count)", "what foretells worst is believed most"),
+    ("posterior/alias", "- walked + before", "- walked", "foretold from another trajectory's start"),
     (
-        "posterior/estimate",
+        "posterior/alias",
+        "seen.known & turns.judged[seen.owner]",
+        "seen.known",
+        "groups that teach nothing judge siblings",
+    ),
+    (
+        "posterior/alias",
         "torch.where(seen.known, 1 /",
         "torch.where(seen.known | True, 1 /",
         "unknown stretches decide nothing",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from .alias import sibling_gain
 from .siblings import Stretches
 from .slope import Beliefs
 from .turns import Turns
-
-_TINY = 1e-9
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,15 @@ class Estimate:
     informed: Tensor
 
 
-def estimate(turns: Turns, belief: Beliefs, seen: Stretches, *, luck: float, alias: float) -> Estimate:
+def estimate(
+    turns: Turns, belief: Beliefs, seen: Stretches, *, luck: float, alias: float, adaptive: bool = True
+) -> Estimate:
     """The mean advantage of each turn given the teacher's revisions, the siblings' changes and the own outcome.
 
-    With sums ``Q = sum q_k``, ``M = sum mu_k`` over a stretch and ``g = 1 / ((1 + alias) Q + s)``, 0 if unknown::
+    With sums ``Q = sum q_k``, ``M = sum mu_k`` over a stretch, g its :func:`~.alias.sibling_gain`, 0 if unknown, and
+    ``D' = d + clock (D - d)``::
 
-        e_k = mu_k + q_k g (D - M)        p_k = q_k (1 - Q g)
+        e_k = mu_k + q_k g (D' - M)       p_k = q_k (1 - Q g)
         rest = R_i - m_i - sum_k (mu_k + q_k g (d - M))
         adv_k = e_k + p_k rest / (sum_j p_j + luck b0),  b0 = s0 (1 - s0)
 
@@ -47,22 +48,18 @@ def estimate(turns: Turns, belief: Beliefs, seen: Stretches, *, luck: float, ali
         belief: under the slope.
         seen: what siblings tell.
         luck: share of the outcome's variance that is no turn's doing.
-        alias: what a shared observation hides, as a share of the prior variance.
+        alias: what a shared observation is thought to hide, as a share of the prior variance.
+        adaptive: False takes ``alias`` as it is, and D for D'.
     """
     room, moved = belief.room, belief.revision
-    gain, total = sibling_gain(seen, room, alias), seen.total(moved)
+    gain, total = sibling_gain(turns, belief, seen, alias, adaptive=adaptive), seen.total(moved)
     pull = room * gain[seen.ids]
-    expected = moved + pull * (seen.discounted - total)[seen.ids]
+    discounted = seen.change + (seen.clock if adaptive else 1) * (seen.discounted - seen.change)
+    expected = moved + pull * (discounted - total)[seen.ids]
     undiscounted = moved + pull * (seen.change - total)[seen.ids]
-    variance = room * (1 - seen.total(room) * gain)[seen.ids]
+    variance = room * (1 - seen.total(room) * gain).clamp(min=0)[seen.ids]
     rest = turns.outcome - turns.baseline - turns.total(undiscounted)
     luck_variance = luck * turns.start * (1 - turns.start)
     share = rest / (turns.total(variance) + luck_variance)
     said = (gain[seen.ids] > 0) | (moved != 0)
     return Estimate(expected + variance * share[turns.owner], expected, variance, moved, turns.total(said.long()) > 0)
-
-
-def sibling_gain(seen: Stretches, room: Tensor, alias: float) -> Tensor:
-    """``[S]`` g, how much a unit of prior variance takes over of what siblings say; 0 where they say nothing."""
-    spread = (1 + alias) * seen.total(room) + seen.variance
-    return torch.where(seen.known, 1 / spread.clamp(min=_TINY), 0.0)

@@ -43,9 +43,11 @@ def posterior(
     luck: float = 0.2,
     alias: float = 0.5,
     discount: float = 0.95,
+    adaptive: bool = True,
     slope: float = 0.2,
     ridge: float = 10.0,
     doubt: float = 0.05,
+    spike: float = 3.0,
     scale_rewards: bool = True,
     normalization_scope: str = "trajectory",
     eps: float = 1e-4,
@@ -70,8 +72,12 @@ def posterior(
         luck: share of the outcome's variance that is no turn's doing, above 0.
         alias: what a shared observation hides of the state, as a share of a turn's prior variance, at least 0.
         discount: of returns that siblings are compared by, per turn, in (0, 1].
+        adaptive: whether the batch's outcomes judge how far siblings and their clocks are believed, where observations
+            may look alike; False takes ``alias`` and ``discount`` as they are.
         slope, ridge: mean and precision of the slope's prior; ridge above 0.
         doubt: prior probability that the teacher misleads, in [0, 1].
+        spike: odds that the teacher knows nothing, where its evidence has no relation to the outcomes, at least 0; 0
+            believes the slope as it is fitted.
         scale_rewards, normalization_scope, eps: as in :func:`group_relative_advantages`.
         outcome_discount: in (0, 1], fades every return, see :func:`~turncredit.credit.groups.faded`.
         others: facts of batches, of other processes, say, with which this one is fitted together, see
@@ -80,7 +86,8 @@ def posterior(
     Returns:
         Credit with ``turn_weights`` A~_k / A_i (1 where A_i = 0) and details, each ``[M]``, in units of R, the return
         mapped to [0, 1] over the batch: ``advantage`` adv_k, ``revision`` mu_k of the teacher, ``variance`` p_k left
-        before the own outcome. Metrics: ``teacher_slope`` (0 without a teacher); ``explained_share`` = 1 - (sum over
+        before the own outcome. Metrics: ``teacher_slope`` (0 without a teacher); ``clock_trust`` in [0, 1], what
+        is left of ``discount`` between siblings; ``explained_share`` = 1 - (sum over
         trajectories of (sum_k e_k - R_i + m_i)^2) / (sum of (R_i - m_i)^2), how much of the outcomes was said before
         them; ``known_turn_share`` = turns in a stretch that siblings judge / turns; and those of
         :func:`~turncredit.credit.groups.group_metrics`.
@@ -95,9 +102,9 @@ def posterior(
     seen, evidence = stretches(turns, discount), turn_evidence(facts)
     believed = evidence.new_zeros(())
     if "teacher" in words(use):
-        believed = fit_slope(turns, evidence, seen, slope=slope, ridge=ridge, doubt=doubt)
+        believed = fit_slope(turns, evidence, seen, slope=slope, ridge=ridge, doubt=doubt, spike=spike)
     belief = beliefs(turns, evidence, turns.running(evidence), believed)
-    found = estimate(turns, belief, seen, luck=luck, alias=alias)
+    found = estimate(turns, belief, seen, luck=luck, alias=alias, adaptive=adaptive)
     advantages = trajectory_advantages(
         inputs,
         scale_rewards=scale_rewards,
@@ -110,6 +117,7 @@ def posterior(
     weights = torch.where(by_row == 0, 1.0, _weights(turns, found, luck)[own]).to(inputs.dtype)
     metrics = {
         "teacher_slope": float(believed),
+        "clock_trust": float(seen.clock),
         **_metrics(turns, seen, found, inputs),
         **group_metrics(inputs, advantages),
     }
@@ -126,6 +134,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
     check_range(where, "slope", options["slope"], -infinite, infinite, "()")
     check_range(where, "ridge", options["ridge"], 0, infinite, "()")
     check_range(where, "doubt", options["doubt"], 0, 1)
+    check_range(where, "spike", options["spike"], 0, infinite, ")")
 
 
 def _weights(turns: Turns, found: Estimate, luck: float) -> Tensor:

@@ -11,6 +11,7 @@ from ..segments import segment_mean, segment_sum
 from .turns import Turns
 
 _PAIRS = 1 << 16
+_TINY, _LARGE = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
@@ -18,18 +19,24 @@ class Stretches:
     """Trajectories, cut at every observation that a sibling shares; S stretches.
 
     Args:
-        ids: ``[M]`` int64 in [0, S), the stretch of each turn.
+        ids: ``[M]`` int64 in [0, S), the stretch of each turn; a trajectory's are successive, in its order.
+        owner: ``[S]`` int64, the trajectory of each stretch.
+        opening: ``[S]`` mean outcome of the others at position 0 of that trajectory.
         known: ``[S]`` bool, whether siblings were at both ends; where not, the other fields are 0.
         change: ``[S]`` d, how the siblings' mean outcome changed, with what the stretch itself earned.
         discounted: ``[S]`` D, the same with returns that fade.
         variance: ``[S]`` s, of that difference of means.
+        clock: no axes, in [0, 1]: how far D is believed where it differs from d, see :func:`_clock`.
     """
 
     ids: Tensor
+    owner: Tensor
+    opening: Tensor
     known: Tensor
     change: Tensor
     discounted: Tensor
     variance: Tensor
+    clock: Tensor
 
     def total(self, values: Tensor) -> Tensor:
         """``[S]`` sums of ``[M]`` values over the turns of each stretch."""
@@ -61,7 +68,38 @@ def stretches(turns: Turns, discount: float) -> Stretches:
     discounted = faded + discount**length * visits.mean(visits.worth, end)
     discounted = discounted - visits.mean(visits.worth, start)
     variance = _variance(turns, visits, start, end)
-    return Stretches(ids, known, *(torch.where(known, part, 0.0) for part in (change, discounted, variance)))
+    parts = (torch.where(known, part, 0.0) for part in (change, discounted, variance))
+    owner, opening = turns.owner[start], _openings(turns)[turns.owner[start]]
+    clock = _clock(turns, visits, end, opening, known, discount)
+    return Stretches(ids, owner, visits.mean(visits.to_go, opening), known, *parts, clock)
+
+
+def _openings(turns: Turns) -> Tensor:
+    """``[N]`` int64, the row of each trajectory's first turn."""
+    rows = (turns.place == 0).nonzero()[:, 0]
+    return torch.empty_like(rows).index_put_((turns.owner[rows],), rows)
+
+
+def _clock(turns: Turns, visits: _Visits, end: Tensor, opening: Tensor, known: Tensor, discount: float) -> Tensor:
+    """Whether observations tell the time that is left: ``max(0, 2 lambda - 1)``, 1 where nothing can be said.
+
+    Of what is still earned, siblings see the share ``f = W / V`` left by fading. One's own clock alone would say ``h``,
+    the share at position 0 over ``discount`` to the turns taken. ``lambda`` is the slope, over the ends of stretches,
+    of the own share less h on f less h: 1 where an observation is a state, towards 0 where states look alike.
+    """
+    shares, usable = [], known & turns.judged[turns.owner[end]]
+    for rows in (end, opening):
+        left = visits.mean(visits.to_go, rows)
+        usable &= left > _TINY
+        shares.append(visits.mean(visits.worth, rows) / left.clamp(min=_TINY))
+    seen, own_clock = shares[0], shares[1] * (discount ** -turns.place[end].to(left.dtype)).clamp(max=_LARGE)
+    left = turns.to_go()[end]
+    said = torch.where(usable, left * (seen - own_clock), 0.0)
+    found = torch.where(usable, turns.discounted_to_go(discount)[end] - left * own_clock, 0.0)
+    count = segment_sum(usable.long(), turns.owner[end], turns.counts.numel())[turns.owner[end]].clamp(min=1)
+    size = (said.square() / count).sum()
+    slope = torch.where(size > _TINY, (said * found / count).sum() / size.clamp(min=_TINY), 1.0)
+    return (2 * slope - 1).clamp(0, 1)
 
 
 def _variance(turns: Turns, visits: _Visits, start: Tensor, end: Tensor) -> Tensor:

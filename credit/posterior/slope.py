@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .siblings import Stretches
+from .trust import trust
 from .turns import Turns
 
 _STEPS, _LARGEST_STEP, _ENOUGH = 20, 0.3, 1e-12
@@ -43,11 +44,14 @@ def beliefs(turns: Turns, evidence: Tensor, summed: Tensor, slope: Tensor) -> Be
     return Beliefs(before, after, before * (1 - before) / turns.counts[turns.owner])
 
 
-def fit_slope(turns: Turns, evidence: Tensor, seen: Stretches, *, slope: float, ridge: float, doubt: float) -> Tensor:
+def fit_slope(
+    turns: Turns, evidence: Tensor, seen: Stretches, *, slope: float, ridge: float, doubt: float, spike: float
+) -> Tensor:
     """The slope of the teacher's evidence, no axes.
 
-    Newton on the likelihood of the outcomes after every turn and of the siblings' changes, with a ridge about
-    ``slope``, then :func:`sceptical`. Trajectories whose advantage is 0 have no part in it.
+    Newton on the likelihood of the outcomes under the last belief and of the siblings' changes, with a ridge about
+    ``slope``, then :func:`sceptical`, then the share of it that :func:`~.trust.trust` keeps. Trajectories whose
+    advantage is 0 have no part in it.
 
     Args:
         turns: the batch.
@@ -56,6 +60,7 @@ def fit_slope(turns: Turns, evidence: Tensor, seen: Stretches, *, slope: float, 
         slope: prior mean a0, where Newton starts.
         ridge: prior precision rho.
         doubt: prior probability that the teacher misleads.
+        spike: odds that it knows nothing.
     """
     summed = turns.running(evidence)
     value, precision = evidence.new_tensor(slope), evidence.new_tensor(ridge)
@@ -68,12 +73,12 @@ def fit_slope(turns: Turns, evidence: Tensor, seen: Stretches, *, slope: float, 
         value = value + step.clamp(-_LARGEST_STEP, _LARGEST_STEP)
         if float(step.abs()) < _ENOUGH:
             break
-    return sceptical(value, precision.rsqrt(), doubt)
+    return trust(turns, evidence, spike=spike) * sceptical(value, precision.rsqrt(), doubt)
 
 
 def _from_outcomes(turns: Turns, summed: Tensor, now: Beliefs) -> tuple[Tensor, Tensor]:
-    """Score and curvature of the outcomes' log-likelihood: every trajectory counts once, after each of its turns."""
-    weight = (turns.judged.to(summed.dtype) / turns.counts)[turns.owner]
+    """Score and curvature of the outcomes' log-likelihood under the belief after the last turn."""
+    weight = turns.judged[turns.owner] & (turns.place == turns.counts[turns.owner] - 1)
     score = weight * (turns.outcome[turns.owner] - now.after) * summed
     return score.sum(), (weight * now.after * (1 - now.after) * summed.square()).sum()
 

@@ -25,6 +25,7 @@ from turncredit.credit import CreditInputs, get_credit, grpo, posterior
 from turncredit.credit.align import build_correspondence, select_sources
 from turncredit.credit.groups import trajectory_advantages
 from turncredit.credit.posterior import facts_of, joined
+from turncredit.credit.posterior.alias import sibling_gain
 from turncredit.credit.posterior.estimate import estimate
 from turncredit.credit.posterior.evidence import turn_evidence
 from turncredit.credit.posterior.siblings import Stretches, stretches
@@ -98,6 +99,10 @@ def test_like_plain_loops(seed: int, kind: dict[str, bool], use: str) -> None:
         {"slope": -0.4, "ridge": 2.0},
         {"doubt": 0.5},
         {"doubt": 1.0},
+        {"spike": 0.0},
+        {"spike": 20.0},
+        {"adaptive": False},
+        {"adaptive": False, "alias": 2.0},
     ],
 )
 def test_like_plain_loops_with_other_options(options: dict[str, float]) -> None:
@@ -167,7 +172,7 @@ def test_stretches_by_hand() -> None:
 
 def test_credit_by_hand_without_a_teacher() -> None:
     # trajectory 1 of two turns: s0 = 2/5, b0 = 0.24, q = 0.12; stretch 1 has d = 0.5, D = 1/16, s = `other`
-    credit = posterior(hand(), use="anchors", discount=0.5, luck=0.25, alias=1.0)
+    credit = posterior(hand(), use="anchors", discount=0.5, luck=0.25, alias=1.0, adaptive=False)
     s, q, b0 = (20 / 81 + 2 / 9) / 4, 0.12, 0.24
     g = 1 / (2 * q + s)
     e, plain, p = q * g / 16, q * g * 0.5, q * (1 - q * g)
@@ -243,7 +248,7 @@ def test_equal_groups_get_nothing_and_enter_no_fit() -> None:
 
     def slope(size: float) -> float:
         more = torch.full((extra.num_rows,), size, dtype=torch.float64)
-        return float(fit_slope(turns, torch.cat([evidence, more]), seen, slope=0.2, ridge=10.0, doubt=0.05))
+        return float(fit_slope(turns, torch.cat([evidence, more]), seen, slope=0.2, ridge=10.0, doubt=0.05, spike=3.0))
 
     assert slope(5.0) == slope(-5.0) == slope(0.0) != 0
 
@@ -428,6 +433,64 @@ def test_sources_rectify_the_teacher() -> None:
     supplied[scored.correspondence.sources.target] = True
     # full confidence: strength 0.8, so 0.4 a token
     same(facts.gaps - teacher.gaps, supplied * 0.4 * inputs.token_counts.double(), 1e-6)
+
+
+# ---- observations that look alike
+
+
+def clocked(alike: bool, groups: int = 8) -> CreditInputs:
+    """Corridors of 3 to 8 cells, all won or all lost: the cell tells the time left, unless all cells look alike."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3, 9, (groups, 6), generator=draw).flatten()
+    rewards = torch.randint(0, 2, (groups * 6,), generator=draw).double()
+    inputs = hand_batch([[0.0] * int(k) for k in lengths], rewards.tolist())
+    left = lengths[inputs.trajectory_ids] - inputs.turn_ids
+    seen = torch.randint(0, 3, left.shape, generator=draw) if alike else left
+    return replace(inputs, anchor_ids=seen, group_ids=torch.arange(groups).repeat_interleave(6))
+
+
+def test_siblings_clocks_are_believed_where_observations_tell_the_time() -> None:
+    assert posterior(clocked(False), use="anchors").metrics["clock_trust"] == pytest.approx(1, abs=0.05)
+    assert posterior(clocked(True), use="anchors").metrics["clock_trust"] < 0.1
+
+
+def test_without_trust_in_clocks_discount_does_nothing() -> None:
+    inputs = clocked(True)
+    rows = [posterior(inputs, use="anchors", discount=discount) for discount in (0.95, 1.0)]
+    assert rows[0].metrics["clock_trust"] == 0
+    same(rows[0].advantages, rows[1].advantages)
+
+
+def test_a_discount_of_one_has_no_clock_to_doubt() -> None:
+    assert posterior(batch(1), discount=1.0).metrics["clock_trust"] == 1
+
+
+@pytest.mark.parametrize(("truthful", "less"), [(True, False), (False, True)])
+def test_siblings_are_believed_as_far_as_they_foretell_outcomes(truthful: bool, less: bool) -> None:
+    """What siblings at an observation made of it holds for oneself, or not at all: the teacher is right either way."""
+    draw = torch.Generator().manual_seed(1)
+    rewards = torch.randint(0, 2, (64,), generator=draw).double()
+    gaps = torch.stack([2 * rewards - 1, 0.05 * torch.randn(64, generator=draw)], 1)
+    inputs = hand_batch(gaps.tolist(), rewards.tolist())
+    seen = rewards if truthful else torch.randint(0, 2, (64,), generator=draw)
+    anchors = torch.where(inputs.turn_ids == 0, 2, seen.long()[inputs.trajectory_ids])
+    inputs = replace(inputs, anchor_ids=anchors, group_ids=torch.arange(8).repeat_interleave(8))
+    turns, stretch = pieces(inputs)
+    evidence = turn_evidence(facts_of(inputs, use="teacher", outcome_discount=1.0))
+    belief = beliefs(turns, evidence, turns.running(evidence), turns.earned.new_tensor(2.0))
+    gain, fixed = (sibling_gain(turns, belief, stretch, 0.5, adaptive=choice) for choice in (True, False))
+    known = stretch.known & (gain > 0)
+    assert known.any()
+    assert bool((gain[known] < 0.7 * fixed[known]).all()) == less
+    assert (gain[~stretch.known] == 0).all()
+
+
+def test_no_alias_stays_none() -> None:
+    inputs = batch(3)
+    turns, seen = pieces(inputs)
+    zero = torch.zeros_like(turns.earned)
+    belief = beliefs(turns, zero, zero, zero.sum())
+    same(sibling_gain(turns, belief, seen, 0.0), sibling_gain(turns, belief, seen, 0.0, adaptive=False), 1e-9)
 
 
 # ---- errors and cost

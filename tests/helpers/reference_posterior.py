@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from helpers.reference import Batch
+from helpers.reference_trust import scores, share
 
 
 @dataclass
@@ -127,7 +128,7 @@ class Posterior:
             found.append(sigmoid(math.log(self.s0[i] / (1 - self.s0[i])) + a * total))
         return found
 
-    def slope(self, x, stretches, a0: float, ridge: float, doubt: float) -> float:
+    def slope(self, x, stretches, a0: float, ridge: float, doubt: float, spike: float) -> float:
         if "teacher" not in self.use:
             return 0.0
         a, curve = a0, ridge
@@ -136,12 +137,9 @@ class Posterior:
             for i, turns in enumerate(self.K):
                 if self.A[i] == 0:
                     continue
-                beliefs, total = self.beliefs(i, x, a), 0.0
-                for k in range(turns):
-                    total += x[i][k]
-                    after = beliefs[k + 1]
-                    score += (self.R[i] - after) * total / turns
-                    curve += after * (1 - after) * total**2 / turns
+                last, total = self.beliefs(i, x, a)[turns], sum(x[i])
+                score += (self.R[i] - last) * total
+                curve += last * (1 - last) * total**2
             for stretch in stretches:
                 i = stretch.trajectory
                 if stretch.d is None or self.A[i] == 0:
@@ -155,28 +153,85 @@ class Posterior:
             a += max(-0.3, min(0.3, score / curve))
         z, sd = a * math.sqrt(curve), 1 / math.sqrt(curve)
         phi, cdf = math.exp(-z * z / 2) / math.sqrt(2 * math.pi), 0.5 * math.erfc(-z / math.sqrt(2))
-        return a + sd * phi * (1 - 2 * doubt) / ((1 - doubt) * cdf + doubt * (1 - cdf))
+        a += sd * phi * (1 - 2 * doubt) / ((1 - doubt) * cdf + doubt * (1 - cdf))
+        return a * share(scores(x, self.R, self.batch.group), spike)
+
+    # ---- how far siblings are believed
+
+    def clock(self, stretches: list[Stretch]) -> float:
+        above = below = 0.0
+        for i, turns in enumerate(self.K):
+            pairs, start = [], self.visitors(i, 0)
+            for stretch in stretches:
+                if stretch.trajectory != i or stretch.d is None or self.A[i] == 0:
+                    continue
+                there, v = self.visitors(i, stretch.last), stretch.last
+                left, opening = self.mean_to_go(there, 1), self.mean_to_go(start, 1)
+                if left <= 1e-9 or opening <= 1e-9:
+                    continue
+                own = sum(self.earned[i][v:])
+                faded = sum(self.discount ** (k + 1 - v) * self.earned[i][k] for k in range(v, turns))
+                h = self.mean_to_go(start, self.discount) / opening / self.discount**v
+                f = self.mean_to_go(there, self.discount) / left
+                pairs.append((own * (f - h), faded - own * h))
+            above += sum(x * y for x, y in pairs) / max(len(pairs), 1)
+            below += sum(x * x for x, _ in pairs) / max(len(pairs), 1)
+        slope = above / below if below > 1e-9 else 1.0
+        return min(1.0, max(0.0, 2 * slope - 1))
+
+    def gains(self, stretches: list[Stretch], q, mu, alias: float, adaptive: bool) -> list[float]:
+        """g of every stretch, 0 where d is unknown."""
+        factors = [0.0, 0.4, 1.0, 2.0, 4.0, 10.0, 30.0, 100.0] if adaptive else [1.0]
+        prior = [math.exp(-(math.log(max(c, 0.2) / 0.4) ** 2) / 8) for c in factors]
+        tables, weights, n = [], [], 0
+        for c, before in zip(factors, prior, strict=True):
+            table, error, n = [0.0] * len(stretches), 0.0, 0
+            for i in range(len(self.K)):
+                value, misses = None, []
+                for place, stretch in enumerate(stretches):
+                    if stretch.trajectory != i or stretch.d is None:
+                        continue
+                    if value is None:
+                        value = self.mean_to_go(self.visitors(i, 0), 1)
+                    inside = range(stretch.first, stretch.last)
+                    Q, M = sum(q[i][k] for k in inside), sum(mu[i][k] for k in inside)
+                    table[place] = 1 / max((1 + c * alias) * Q + stretch.s, 1e-9)
+                    value += M + Q * table[place] * (stretch.d - M)
+                    misses.append((self.R[i] - value) ** 2)
+                if misses and self.A[i] != 0:
+                    n += 1
+                    error += sum(misses) / len(misses)
+            tables.append(table)
+            weights.append(math.log(before) - (n * math.log(max(error / n, 1e-6)) if n else 0.0))
+        top = max(weights)
+        weights = [math.exp(w - top) for w in weights]
+        return [
+            sum(w * t[k] for w, t in zip(weights, tables, strict=True)) / sum(weights) for k in range(len(stretches))
+        ]
 
     # ---- the posterior
 
-    def run(self, luck=0.2, alias=0.5, slope=0.2, ridge=10.0, doubt=0.05) -> Found:
+    def run(self, luck=0.2, alias=0.5, slope=0.2, ridge=10.0, doubt=0.05, spike=3.0, adaptive=True) -> Found:
         stretches, x = self.stretches(), self.evidence()
-        a = self.slope(x, stretches, slope, ridge, doubt)
+        a = self.slope(x, stretches, slope, ridge, doubt, spike)
         rows = self.batch.rows
         found = Found([0.0] * rows, [0.0] * rows, [0.0] * rows, [0.0] * rows, a, stretches)
+        beliefs = [self.beliefs(i, x, a) for i in range(len(self.K))]
+        variances = [[b * (1 - b) / self.K[i] for b in row[:-1]] for i, row in enumerate(beliefs)]
+        revisions = [[after - before for before, after in itertools.pairwise(row)] for row in beliefs]
+        gains = self.gains(stretches, variances, revisions, alias, adaptive)
+        clock = self.clock(stretches) if adaptive else 1.0
         for i, turns in enumerate(self.K):
-            beliefs = self.beliefs(i, x, a)
-            q = [b * (1 - b) / turns for b in beliefs[:-1]]
-            mu = [after - before for before, after in itertools.pairwise(beliefs)]
+            q, mu = variances[i], revisions[i]
             e, plain, p = list(mu), list(mu), list(q)
-            for stretch in stretches:
+            for g, stretch in zip(gains, stretches, strict=True):
                 if stretch.trajectory != i or stretch.d is None:
                     continue
                 inside = range(stretch.first, stretch.last)
                 Q, M = sum(q[k] for k in inside), sum(mu[k] for k in inside)
-                g = 1 / max((1 + alias) * Q + stretch.s, 1e-9)
+                D = stretch.d + clock * (stretch.D - stretch.d)
                 for k in inside:
-                    e[k] = mu[k] + q[k] * g * (stretch.D - M)
+                    e[k] = mu[k] + q[k] * g * (D - M)
                     plain[k] = mu[k] + q[k] * g * (stretch.d - M)
                     p[k] = q[k] * (1 - Q * g)
             rest = self.R[i] - self.m[i] - sum(plain)
