@@ -32,9 +32,6 @@ from turncredit.trainers.batch import TurnBatch
 
 register_signal("turn_advantages", axes="M", doc="what each turn added to the expected return, environment's units")
 
-Path = list[Hashable]
-"""The states of a trajectory: K of its turns, and its end."""
-
 
 @register_credit("monte_carlo_credit", requires=("turn_advantages",))
 def monte_carlo_credit(inputs: CreditInputs, *, scale_rewards: bool = True, eps: float = 1e-4) -> Credit:
@@ -58,7 +55,7 @@ def monte_carlo_credit(inputs: CreditInputs, *, scale_rewards: bool = True, eps:
     return Credit(torch.where(inputs.response_mask, credit[:, None], 0.0), torch.ones_like(credit), metrics)
 
 
-def states(trajectory: Trajectory) -> Path:
+def states(trajectory: Trajectory) -> list[Hashable]:
     """The K + 1 states of a trajectory, by what was done and what was read; a state knows the whole way to it."""
     way: list[Hashable] = []
     state: Hashable = trajectory.group_id
@@ -97,7 +94,7 @@ def mixed(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 def turn_advantages(trajectories: Sequence[Trajectory], played: Iterable[Trajectory]) -> list[list[float]]:
     """The advantage of every turn of `trajectories`, from the tree that they and the continuations `played` make."""
-    next_states: dict[Hashable, Path] = {}  # of all that were sampled in a state; states in the order of time
+    next_states: dict[Hashable, list[Hashable]] = {}  # of all that were sampled in a state; states in the order of time
     ends: dict[Hashable, list[float]] = defaultdict(list)
     ways = [(states(trajectory), trajectory) for trajectory in (*trajectories, *played)]
     for turn in range(max((len(way) for way, _ in ways), default=0)):
@@ -118,11 +115,7 @@ def turn_advantages(trajectories: Sequence[Trajectory], played: Iterable[Traject
 
 
 def prepare(batch: TurnBatch, run: Run, *, continuations: int) -> dict[str, Tensor]:
-    """``turn_advantages``; every process plays on from its own trajectories.
-
-    Raises:
-        RuntimeError: no continuation could be played.
-    """
+    """``turn_advantages``; every process plays on from its own trajectories, or raises where none can be played."""
     shown = run.method.student_context
     context = (lambda task: None) if shown is None else functools.partial(context_text, run.suite, name=shown)
     wanted = starts(batch.trajectories, run.tasks, continuations, context)
