@@ -36,7 +36,7 @@ except ModuleNotFoundError:
 def selection(name: str) -> dict[str, Any]:
     """The options of a method's selection of sources."""
     options = get_credit(name).options
-    return {key: options[key] for key in ("similarity_threshold", "top_k")}
+    return {key: options[key] for key in ("similarity_threshold", "top_k") if key in options}
 
 
 def batch(
@@ -67,6 +67,7 @@ def batch(
         successes=rewards,
         student_logprobs=student,
         teacher_logprobs=student + 0.3 * torch.randn(rows, tokens, generator=generator),
+        anchor_ids=turn,
         correspondence=correspondence.with_scores(sources, torch.full((sources.target.numel(), tokens), -0.5)),
     )
 

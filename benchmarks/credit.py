@@ -38,7 +38,7 @@ except ModuleNotFoundError:
 import align
 from timing import RETURNING, forget_peak, in_turns, memory
 
-METHODS = ("grpo", "agent_opsd", "agent_opsd_token", "rlsd", "step_opsd", "gigpo")
+METHODS = ("grpo", "agent_opsd", "agent_opsd_token", "rlsd", "step_opsd", "gigpo", "posterior_anchors", "posterior")
 LOOPS = {
     "grpo": reference.grpo,
     "agent_opsd": reference.agent_opsd,
@@ -88,7 +88,7 @@ def peak(name: str) -> None:
     """Print the peak of one call above the inputs, as a multiple of their size. Runs in a process of its own."""
     torch.set_num_threads(1)
     method = get_credit(name)
-    if name.startswith("align"):
+    if "correspondence" in method.requires:
         small, inputs = (align.batch(*size, **align.selection(name)) for size in ((16, 2, 16), ASKED))
     else:
         small, inputs = batch(8, 2, 16), batch(*ASKED)

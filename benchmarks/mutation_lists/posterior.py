@@ -52,7 +52,6 @@ MUTATIONS = (
     ("posterior/turns", "judged != 0)", "judged == judged)", "groups of equal rewards enter the fit"),
     ("posterior/siblings", "turns.place == 0)\n    cuts", "turns.place < 0)\n    cuts", "no stretch from the start"),
     ("posterior/siblings", "(visits.others > 0) | (turns.place == 0)", "turns.place >= 0", "cut where nobody else was"),
-    ("posterior/siblings", "known &= visits.others[start] > 0", "pass", "a lone rollout is its own sibling"),
     ("posterior/siblings", "change = own + visits", "change = visits", "own reward of the stretch left out of d"),
     (
         "posterior/siblings",
@@ -89,12 +88,6 @@ MUTATIONS = (
         "rows = torch.cat([row, row[opening].flip(0)])",
         "starts visited by others",
     ),
-    (
-        "posterior/siblings",
-        "first, second)\n        places",
-        "second, first)\n        places",
-        "the larger of two places is gone through, which costs time alone",
-    ),
     ("posterior/slope", "(summed - evidence))", "summed)", "belief before a turn has heard it"),
     (
         "posterior/slope",
@@ -129,7 +122,7 @@ MUTATIONS = (
         "known = seen.known",
         "siblings of equal rewards enter the fit",
     ),
-    ("posterior/slope", "(1 - 2 * doubt) / mass", "/ mass", "doubt halves nothing"),
+    ("posterior/slope", "* (1 - 2 * doubt) / mass", "/ mass", "doubt halves nothing"),
     ("posterior/slope", "_LARGEST_STEP, _ENOUGH = 20, 0.3", "_LARGEST_STEP, _ENOUGH = 2, 0.3", "two steps of Newton"),
     ("posterior/estimate", "pull * (discounted - total)", "pull * (seen.change - total)", "d for D' in the credit"),
     ("posterior/estimate", "pull * (seen.change - total)", "pull * (seen.discounted - total)", "D for d in the rest"),

@@ -60,7 +60,6 @@ def stretches(turns: Turns, discount: float) -> Stretches:
     start[ids[cut]] = cut.nonzero()[:, 0]
     end = start.roll(-1)
     known = (turns.owner[start] == turns.owner[end]) & (turns.place[start] < turns.place[end])
-    known &= visits.others[start] > 0
     length = torch.bincount(ids).to(turns.earned.dtype)
     age = (turns.place - turns.place[start][ids] + 1).to(length.dtype)  # turns that the stretch's own earnings take
     own = segment_sum(turns.earned, ids, start.numel())

@@ -9,7 +9,14 @@ from math import isclose
 
 import pytest
 import torch
-from helpers.credit_cases import hand_batch, random_batch, reorder_rows, reorder_trajectories, tensors_of
+from helpers.credit_cases import (
+    hand_batch,
+    random_batch,
+    reorder_rows,
+    reorder_trajectories,
+    tensors_of,
+    trajectories_of,
+)
 from helpers.reference_posterior import Found, Posterior
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -397,20 +404,10 @@ def test_processes_that_pool_their_facts_agree_with_one() -> None:
     whole = posterior(inputs)
     for chosen in (inputs.group_index < 2, inputs.group_index >= 2):
         rows = chosen[inputs.trajectory_ids]
-        mine, rest = (part(inputs, keep) for keep in (chosen, ~chosen))
+        mine, rest = (trajectories_of(inputs, keep) for keep in (chosen, ~chosen))
         credit = posterior(mine, others=[facts_of(rest, use="teacher+anchors", outcome_discount=1.0)])
         same(credit.advantages, whole.advantages[rows])
         assert credit.metrics["teacher_slope"] == pytest.approx(whole.metrics["teacher_slope"], abs=1e-9)
-
-
-def part(inputs: CreditInputs, keep: torch.Tensor) -> CreditInputs:
-    """Some trajectories, numbered anew."""
-    rows = keep[inputs.trajectory_ids]
-    values = {
-        key: value[keep if key in ("group_ids", "rewards", "successes") else rows]
-        for key, value in tensors_of(inputs).items()
-    }
-    return CreditInputs(**{**values, "trajectory_ids": (keep.cumsum(0) - 1)[inputs.trajectory_ids[rows]]})
 
 
 def with_sources(inputs: CreditInputs, shift: float) -> CreditInputs:

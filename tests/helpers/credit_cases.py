@@ -104,3 +104,13 @@ def reorder_trajectories(inputs: CreditInputs, order: torch.Tensor) -> CreditInp
         rewards=inputs.rewards[order],
         successes=inputs.successes[order],
     )
+
+
+def trajectories_of(inputs: CreditInputs, keep: torch.Tensor) -> CreditInputs:
+    """Some trajectories, ``[N]`` bool, numbered anew."""
+    rows = keep[inputs.trajectory_ids]
+    values = {
+        name: value[keep if name in ("group_ids", "rewards", "successes") else rows]
+        for name, value in tensors_of(inputs).items()
+    }
+    return CreditInputs(**{**values, "trajectory_ids": (keep.cumsum(0) - 1)[inputs.trajectory_ids[rows]]})

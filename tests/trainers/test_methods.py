@@ -12,12 +12,14 @@ from unittest import mock
 
 import pytest
 import torch
+from helpers.credit_cases import random_batch, trajectories_of
 from helpers.recorder import NAMES
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
 from helpers.update_cases import SUITE, Angles, config, play, score
 
-from turncredit.credit import Credit, grpo, register_credit, registry, signals
+from turncredit.credit import Credit, get_credit, grpo, register_credit, registry, signals
+from turncredit.credit.posterior import facts_of
 from turncredit.trainers import (
     GRPOConfig,
     GRPOTrainer,
@@ -504,3 +506,22 @@ def test_the_documented_methods_train_by_name(tmp_path, monkeypatch, name):
     with trainer(tmp_path, ToySuite(num_tasks=8, lenient=True), credit=name, warmup_steps=0) as run:
         metrics = run.train_step()
     assert metrics["train/optimizer_steps"] == 4
+
+
+def test_processes_fit_posterior_credit_together():
+    inputs = random_batch(2, groups=4, rollouts=6)
+    whole = get_credit("posterior", outcome_discount=0.9)
+    parts = [inputs.group_index < 2, inputs.group_index >= 2, None]  # a process without a turn
+    batches = [None if keep is None else trajectories_of(inputs, keep) for keep in parts]
+    options = {"use": "teacher+anchors", "outcome_discount": 0.9}
+    told = [None if batch is None else facts_of(batch, **options) for batch in batches]
+    settle = get_method("posterior").settle
+    for place, (keep, batch) in enumerate(zip(parts, batches, strict=True)):
+        run = types.SimpleNamespace(
+            num_processes=3, accelerator=types.SimpleNamespace(process_index=place), all_gather=lambda _: list(told)
+        )
+        credit = settle(whole, batch, run)
+        if batch is not None:
+            expected = whole(inputs).advantages[keep[inputs.trajectory_ids]]
+            torch.testing.assert_close(credit(batch).advantages, expected, rtol=0, atol=1e-9)
+    assert settle(whole, inputs, types.SimpleNamespace(num_processes=1)) is whole
