@@ -1,7 +1,8 @@
 """Faults of posterior credit and of fading outcomes."""
 
 FOLDER = "credit"
-TESTS = ("credit/test_posterior.py", "credit/test_posterior_trust.py", "credit/test_outcome_discount.py")
+TESTS = ("credit/test_posterior.py", "credit/test_outcome_discount.py")
+TRUST = "credit/test_posterior_trust.py"
 MUTATIONS = (
     (
         "groups",
@@ -124,13 +125,13 @@ MUTATIONS = (
     ),
     ("posterior/slope", "* (1 - 2 * doubt) / mass", "/ mass", "doubt halves nothing"),
     ("posterior/slope", "_LARGEST_STEP, _ENOUGH = 20, 0.3", "_LARGEST_STEP, _ENOUGH = 2, 0.3", "two steps of Newton"),
-    ("posterior/slope", "trust(turns, evidence, spike=spike) * ", "", "the whole slope is kept"),
-    ("posterior/trust", "torch.where(contradicted, 0.0, share)", "share", "an echo is believed"),
-    ("posterior/trust", "found * final.sign()", "found", "a liar never contradicts itself"),
-    ("posterior/trust", "_CONTRADICTED, _AGAINST = 2.5", "_CONTRADICTED, _AGAINST = 0.5", "noise contradicts"),
-    ("posterior/trust", "-final.square() / 2", "-final.square()", "odds of twice the likelihood"),
-    ("posterior/trust", "(sizes - 1).clamp(min=1)", "sizes", "variance of outcomes drawn, not dealt"),
-    ("posterior/trust", "- (sums / sizes[:, None])[turns.group]", "", "evidence compared across groups"),
+    ("posterior/slope", "trust(turns, evidence, spike=spike) * ", "", "the whole slope is kept", TRUST),
+    ("posterior/trust", "torch.where(contradicted, 0.0, share)", "share", "an echo is believed", TRUST),
+    ("posterior/trust", "found * final.sign()", "found", "a liar never contradicts itself", TRUST),
+    ("posterior/trust", "_CONTRADICTED, _AGAINST = 2.5", "_CONTRADICTED, _AGAINST = 0.5", "noise contradicts", TRUST),
+    ("posterior/trust", "-final.square() / 2", "-final.square()", "odds of twice the likelihood", TRUST),
+    ("posterior/trust", "(sizes - 1).clamp(min=1)", "sizes", "variance of outcomes drawn, not dealt", TRUST),
+    ("posterior/trust", "- (sums / sizes[:, None])[turns.group]", "", "evidence compared across groups", TRUST),
     ("posterior/estimate", "pull * (discounted - total)", "pull * (seen.change - total)", "d for D' in the credit"),
     ("posterior/estimate", "pull * (seen.change - total)", "pull * (seen.discounted - total)", "D for d in the rest"),
     ("posterior/estimate", "1 - seen.total(room) * gain", "1 + seen.total(room) * gain", "siblings add variance"),
