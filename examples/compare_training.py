@@ -24,7 +24,7 @@ from turncredit.trainers.launch.panel_report import by_method, panel_table, plot
 
 HERE = Path(__file__).resolve().parent
 PANEL_FLAG = {"alfworld": "--num-eval-games", "webshop": "--num-eval-goals", "search_qa": "--num-eval-questions"}
-METHODS = (
+MAIN = (
     "grpo", "dr_grpo", "faded_grpo", "gigpo", "rlsd", "step_opsd", "agent_opsd", "agent_opsd_calibrated", "align_opsd",
     "align_opsd_turn", "sdar", "posterior_anchors", "posterior",
 )  # fmt: skip
@@ -57,7 +57,7 @@ def report(paths: list[Path], baseline: str, output: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="NAME, or LABEL=NAME:OPTION=VALUE,..")
+    parser.add_argument("--methods", nargs="+", default=list(MAIN), help="NAME, or LABEL=NAME:OPTION=VALUE,..")
     parser.add_argument("--environments", nargs="+", choices=list(PANEL_FLAG), default=["alfworld"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
