@@ -68,10 +68,10 @@ def stretches(turns: Turns, discount: float) -> Stretches:
     discounted = faded + discount**length * visits.mean(visits.worth, end)
     discounted = discounted - visits.mean(visits.worth, start)
     variance = _variance(turns, visits, start, end)
-    parts = (torch.where(known, part, 0.0) for part in (change, discounted, variance))
+    change, discounted, variance = (torch.where(known, part, 0.0) for part in (change, discounted, variance))
     owner, opening = turns.owner[start], _openings(turns)[turns.owner[start]]
     clock = _clock(turns, visits, end, opening, known, discount)
-    return Stretches(ids, owner, visits.mean(visits.to_go, opening), known, *parts, clock)
+    return Stretches(ids, owner, visits.mean(visits.to_go, opening), known, change, discounted, variance, clock)
 
 
 def _openings(turns: Turns) -> Tensor:
