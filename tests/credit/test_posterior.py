@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from math import isclose
 
@@ -20,6 +20,7 @@ from helpers.credit_cases import (
 from helpers.reference_posterior import Found, Posterior
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from turncredit.credit import CreditInputs, get_credit, grpo, posterior
 from turncredit.credit.align import build_correspondence, select_sources
@@ -549,40 +550,34 @@ def test_presets_say_what_they_use() -> None:
     assert get_credit("posterior_all").requires == {"teacher_logprobs", "correspondence", "anchor_ids"}
 
 
-MEASURE = """
-import torch
-from pathlib import Path
-from turncredit.credit import CreditInputs, get_credit
-def memory(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
-def batch(n, k, size, tokens=64):
+def peak(function: Callable[[], object]) -> int:
+    """Bytes of tensors that are alive at once, above those from before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        result = function()
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    del result
+    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+@pytest.mark.parametrize(("group", "anchors"), [(8, 20), (1024, 200)])
+def test_memory_stays_within_four_times_the_inputs(group: int, anchors: int) -> None:
+    n, turns, tokens = 1024, 32, 32
     draw = torch.Generator().manual_seed(0)
-    mask = torch.ones(n * k, tokens, dtype=torch.bool)
-    student = -torch.rand(n * k, tokens, generator=draw)
+    student = -torch.rand(n * turns, tokens, generator=draw)
     success = torch.randint(0, 2, (n,), generator=draw).float()
-    return CreditInputs(mask, torch.arange(n).repeat_interleave(k), torch.arange(k).repeat(n), torch.arange(n) // size,
-                        success, success, student, student + 0.1 * torch.randn(n * k, tokens, generator=draw),
-                        anchor_ids=torch.randint(0, 20, (n * k,), generator=draw))
-torch.set_num_threads(1)
-method = get_credit("posterior")
-method(batch(8, 2, 4))
-inputs = batch(1024, 32, GROUP)
-Path("/proc/self/clear_refs").write_text("5")
-before = memory("VmRSS")
-method(inputs)
-size = sum(v.nbytes for v in vars(inputs).values() if isinstance(v, torch.Tensor))
-print((memory("VmHWM") - before) / size)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("group", [8, 1024])
-def test_memory_stays_within_four_times_the_inputs(group: int) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", MEASURE.replace("GROUP", str(group))], capture_output=True, text=True, check=True
+    inputs = CreditInputs(
+        response_mask=torch.ones(n * turns, tokens, dtype=torch.bool),
+        trajectory_ids=torch.arange(n).repeat_interleave(turns),
+        turn_ids=torch.arange(turns).repeat(n),
+        group_ids=torch.arange(n) // group,
+        rewards=success,
+        successes=success,
+        student_logprobs=student,
+        teacher_logprobs=student + 0.1 * torch.randn(n * turns, tokens, generator=draw),
+        anchor_ids=torch.randint(0, anchors, (n * turns,), generator=draw),
     )
-    assert float(child.stdout) < 4
+    size = sum(value.nbytes for value in tensors_of(inputs).values())
+    assert n * turns * tokens * 4 / size < peak(lambda: posterior(inputs)) / size < 4
 
 
 def test_estimate_of_an_unknown_trajectory_is_its_share() -> None:
