@@ -15,11 +15,24 @@ Runs = Mapping[str, Mapping[int, Record]]
 
 
 def by_method(records: Iterable[Record], environment: str) -> dict[str, dict[int, Record]]:
-    """The runs of one environment, methods in the order of their first record."""
+    """The runs of one environment, methods in the order of their first record.
+
+    Raises:
+        ValueError: runs differ in the flags of the script, or a label stands for two methods: no table compares these.
+    """
     found: dict[str, dict[int, Record]] = {}
+    settings: dict[tuple[str, ...], Any] = {}
     for record in records:
-        if record["environment"] == environment:
-            found.setdefault(record["method"], {})[record["seed"]] = record
+        if record["environment"] != environment:
+            continue
+        method = "method", record["method"]
+        for name, own in {("flags",): record["flags"], method: [record["credit"], *record["options"]]}.items():
+            if settings.setdefault(name, own) != own:
+                raise ValueError(
+                    f"by_method: records must agree in {' '.join(name)}, got {' '.join(settings[name])!r} and "
+                    f"{' '.join(own)!r}; take another label, or keep them in another file"
+                )
+        found.setdefault(record["method"], {})[record["seed"]] = record
     return found
 
 
@@ -88,9 +101,12 @@ def plot_panel(
         place.set_axis_off()
     figure.supxlabel("update")
     figure.supylabel(f"{curve} of the training rollouts")
-    seeds = max(len(seeds) for seeds in runs.values())
+    counts = sorted({len(seeds) for seeds in runs.values()})
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     figure.suptitle(
-        f"{title}: blue the method, grey {baseline}; mean of {seeds} seeds, band: 95% interval", fontsize=11
+        f"{title}: blue the method, grey {baseline}\nmean of {number} seeds, bands: 95% interval at each update, "
+        "unpaired",
+        fontsize=10,
     )
     figure.savefig(path, dpi=110)
     return True
