@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from turncredit.trainers.launch import panel_report
 from turncredit.trainers.launch.panel import RESULTS, Arm, Job, Panel, jobs_of, read_results, summary
 from turncredit.trainers.launch.panel_report import area, by_method, panel_table, plot_panel
 
@@ -218,11 +219,16 @@ def test_the_table_by_hand():
         panel_table(runs, "gigpo")
 
 
-def test_the_picture_is_drawn(tmp_path):
+def test_the_picture_is_drawn(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     runs = by_method([record(m, s, [0.1 * s, 0.5], 0.5) for m in ("grpo", "a", "b$c") for s in (0, 1)], "toy")
     assert plot_panel(runs, tmp_path / "x.png", "toy")
     assert (tmp_path / "x.png").stat().st_size > 5000
+    drawn = []
+    monkeypatch.setattr(panel_report, "_band", lambda _, records, *rest: drawn.append([r["seed"] for r in records]))
+    kept = {"grpo": runs["grpo"], "a": {1: runs["a"][1]}, "b": {7: runs["a"][0] | {"seed": 7}}}
+    plot_panel(kept, tmp_path / "x.png", "toy")
+    assert drawn == [[1], [1], [0, 1], [7]], "the seeds of both where there are any"
     with pytest.raises(ValueError, match="plot_panel: baseline"):
         plot_panel(runs, tmp_path / "x.png", "toy", baseline="nobody")
 

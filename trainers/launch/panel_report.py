@@ -75,6 +75,8 @@ def plot_panel(
 ) -> bool:
     """One small plot a method: its mean curve with the 95% band over seeds, the baseline's in grey behind it.
 
+    Both are over the seeds that both have, if there are any.
+
     Returns:
         False where matplotlib is missing.
 
@@ -90,15 +92,20 @@ def plot_panel(
     shown = [method for method in runs if method != baseline] or [baseline]
     rows = math.ceil(len(shown) / columns)
     width = min(len(shown), columns)
-    figure = Figure(figsize=(3.1 * width, 2.5 * rows + 0.9), layout="constrained")
+    figure = Figure(figsize=(max(3.1 * width, 5), 2.5 * rows + 0.9), layout="constrained")
     axes = figure.subplots(rows, width, sharex=True, sharey=True, squeeze=False).flatten()
     for place, method in zip(axes, shown, strict=False):
+        shared = sorted(runs[method].keys() & runs[baseline].keys())
         for name, colour in ((baseline, "#8a94a0"), (method, "#0072B2")):
-            _band(place, list(runs[name].values()), curve, colour, name)
+            records = [runs[name][seed] for seed in shared or sorted(runs[name])]
+            _band(place, records, curve, colour, name)
         place.set_title(method.replace("$", r"\$"), fontsize=10)
         place.grid(alpha=0.3)
     for place in axes[len(shown) :]:
         place.set_axis_off()
+    low, high = axes[0].get_ylim()
+    if curve == "success":
+        axes[0].set_ylim(max(low, -0.02), min(high, 1.02))  # an interval over few seeds leaves what a share can be
     figure.supxlabel("update")
     figure.supylabel(f"{curve} of the training rollouts")
     counts = sorted({len(seeds) for seeds in runs.values()})
