@@ -38,6 +38,7 @@ setup(
         "torch>=2.6",
         "transformers>=5.0",
         "accelerate>=1.10",
+        "filelock>=3.12",
         "deepspeed>=0.17",
         "numpy>=1.26",
         "datasets>=3.0",

@@ -293,7 +293,11 @@ def main() -> None:
     if options.page and "\n| method |" not in options.page.read_text(encoding="utf-8"):
         parser.error(f"--page must name a page with a table of methods, got {options.page}; leave it out")
     load(options.modules)
+    if options.seeds < 1 or options.workers < 1:
+        parser.error(f"--seeds and --workers must be at least 1, got {options.seeds} and {options.workers}")
     names = ["grpo", *(n for n in options.methods if n != "grpo")] if options.methods else []
+    for name in names:
+        get_credit(name)  # unknown ones fail here
     began = time.perf_counter()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     jobs = [Job(seed, process, options.groups, names, options.modules) for seed in seeds for process in PROCESSES]

@@ -23,6 +23,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -32,6 +33,7 @@ from typing import Any, NamedTuple
 
 import compare_credit  # noqa: F401  registers plain_gap
 import torch
+from filelock import FileLock, Timeout
 
 from turncredit.credit import CreditMethod, get_credit
 from turncredit.credit.lab.fidelity import confidence_interval, paired_interval
@@ -104,6 +106,17 @@ def start_worker(modules: list[str]) -> None:
         importlib.import_module(module)
     if (parent := parent_process()) is not None:
         Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the folder of results: a second run would throw away what the first appends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise SystemExit(f"compare_learning: another run is at work in {folder}; give another --output") from None
 
 
 def load(path: Path, settings: dict[str, int], redo: tuple[str, ...] = ()) -> Results:
@@ -341,13 +354,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rates = options.output / "learning_rates.json"
     source = next((path for path in (rates, SHIPPED) if path.is_file()), None)
     known = json.loads(source.read_text(encoding="utf-8")) if source else {}
-    if options.sweep:
-        chosen = sweep(options, methods, known)
-        rates.write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
-        (options.output / "learning_sweep.jsonl").unlink()  # the rates hold what it says
-        print("\n".join(f"{name}: {rate:g}" for name, rate in chosen["rates"].items()))
-    else:
-        compare(options, methods, known)
+    with alone(options.output):
+        if options.sweep:
+            chosen = sweep(options, methods, known)
+            rates.write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
+            (options.output / "learning_sweep.jsonl").unlink()  # the rates hold what it says
+            print("\n".join(f"{name}: {rate:g}" for name, rate in chosen["rates"].items()))
+        else:
+            compare(options, methods, known)
     spent = os.times()
     cpu = spent.children_user + spent.children_system + spent.user + spent.system
     print(f"{time.perf_counter() - began:.0f} s, {cpu:.0f} s of CPU time; results in {options.output}")

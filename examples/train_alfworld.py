@@ -43,15 +43,17 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 def make_suite(args: argparse.Namespace) -> AlfWorldSuite:
     """Small houses, generated once into a folder that later runs reuse; or the official games of --data."""
     generated = args.data is None
+    limits = {"eval": args.num_eval_games} if args.num_eval_games else {}
     if generated:
-        generate_once(args.games_dir, {"train": args.num_games, "eval": args.num_eval_games or NUM_EVAL_GAMES})
+        counts = {"train": args.num_games, "eval": args.num_eval_games or NUM_EVAL_GAMES}
+        limits = generate_once(args.games_dir, counts)
     make = compact_suite if args.embedded else AlfWorldSuite
     return make(
         args.games_dir if generated else args.data,
         splits={"train": "train", "eval": "eval" if generated else args.eval_split},
         privileged=args.privileged or ("hint" if args.embedded else "skills"),
         max_turns=args.max_turns or (MAX_TURNS if generated else 50),
-        limits={"eval": args.num_eval_games} if args.num_eval_games and not generated else None,
+        limits=limits,
     )
 
 
@@ -64,7 +66,7 @@ if __name__ == "__main__":
         help="what the teacher reads: the hint with the embedded policy, skills with a model",
     )
     parser.add_argument("--eval-split", default="valid_unseen", help="official split of the evaluation panel")
-    parser.add_argument("--num-eval-games", type=int, help="size of the panel: 64; of official games a balanced one")
+    parser.add_argument("--num-eval-games", type=int, help="size of the panel: 64; balanced over the task types")
     parser.add_argument("--games-dir", default="outputs/alfworld_games", help="folder of generated games")
     parser.add_argument("--num-games", type=int, default=192, help="generated training games")
     main("alfworld", make_suite, settings, parser=parser, embedded=EMBEDDED)

@@ -346,3 +346,24 @@ def test_flags_that_do_not_go_together_are_said_with_the_usage(started, capsys):
         with pytest.raises(SystemExit):
             started(example, *flags)
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--methods posterior", "--baseline must be among the methods (posterior), got 'grpo'"),
+        ("--methods a=grpo a=gigpo --baseline a", "records must agree in method a, got 'grpo' and 'gigpo'"),
+        ("--methods grpo gigop", "did you mean 'gigpo'"),
+        ("--methods grpo --seeds 0", "must be a whole number from 1 on, got '0'"),
+        ("--results nope.jsonl", "there is no nope.jsonl"),
+        ("--methods grpo --environments webshop", 'pip install "turncredit[webshop]"'),
+    ],
+)
+def test_a_panel_that_would_come_to_nothing_is_not_begun(flags, said, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "webshop" in flags else name)
+    monkeypatch.setattr(sys, "argv", ["compare_training", *flags.split()])
+    with pytest.raises(SystemExit) as error:
+        runpy.run_path(str(ROOT / "examples" / "compare_training.py"), run_name="__main__")
+    assert said in f"{error.value}{capsys.readouterr().err}"
+    assert not list(tmp_path.glob("outputs/compare_training/*"))

@@ -141,7 +141,7 @@ def gradient_cosine(credit: Credit | Tensor, batch: SyntheticBatch) -> float:
     Both in the logits of a tabular softmax policy, at the policy that sampled the batch: ``sum_k c_k grad log pi(a_k |
     s_k)`` over all turns, and that of V_0(start). Unlike the order of pairs it sees where the mass of the credit lies,
     between trajectories too, and how noisy it is; it does not see a bias that adds up over updates. Sampling alone
-    keeps the exact advantages of a small batch below 1. The size of the credit does not matter.
+    keeps the exact advantages of a small batch below 1. The size of the credit does not matter, above rounding (1e-12).
 
     Args:
         credit: what the method returned, or ``[M]`` float credit per turn.

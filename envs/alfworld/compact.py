@@ -11,9 +11,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..base import HistoryEntry, Message, Observation, Task
+from .data import GAME_FILE, INNER_FOLDER
 from .generator import generate_splits
 from .hints import Hint
 from .houses import ROOMS, wheel_facts
@@ -205,6 +207,16 @@ def compact_suite(
     return AlfWorldSuite(data, splits=splits, **chosen)
 
 
-def generate_once(folder: str | os.PathLike[str], counts: Mapping[str, int]) -> None:
-    """Generate the games of small houses that a folder does not hold yet. Args: counts: split -> number of games."""
+def generate_once(folder: str | os.PathLike[str], counts: Mapping[str, int]) -> dict[str, int]:
+    """Generate the games of small houses that a folder does not hold yet.
+
+    Args:
+        folder: data root.
+        counts: split -> number of games.
+
+    Returns:
+        The counts of splits that hold more: the limits of a suite, which are balanced over the task types.
+    """
     generate_splits(folder, counts, house_size="small", num_workers=2)
+    held = {split: len(list(Path(folder, INNER_FOLDER, split).glob(f"*/*/{GAME_FILE}"))) for split in counts}
+    return {split: count for split, count in counts.items() if held[split] > count}

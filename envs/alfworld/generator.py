@@ -91,13 +91,16 @@ def generate_splits(
 
     Args:
         folder, seed, house_size, num_workers: see `generate_games`.
-        counts: split name -> number of games it shall hold; those it holds already are kept.
+        counts: split name -> number of games it shall hold; those it holds already are kept. A folder that lacks none
+            is only read.
     """
     for count in counts.values():
         _check(count, house_size, tuple(TASK_TYPES), num_workers)
     root = _root(folder)
+    games: list[Game] = []
+    if not any(_missing(root, split, seed, count) for split, count in counts.items()):
+        return games
     root.mkdir(parents=True, exist_ok=True)
-    games = []
     with FileLock(root / ".generating.lock"):  # runs that are started side by side share a folder
         missing = {split: numbers for split, count in counts.items() if (numbers := _missing(root, split, seed, count))}
         with _verifying(num_workers if missing else 0) as verified:

@@ -146,6 +146,8 @@ def test_the_picture_shows_every_method_and_refuses_what_cannot_be_read() -> Non
     left, right = figure.axes
     assert [line.get_label() for line in left.lines] == ["grpo", "mine"]
     assert [text.get_text() for text in right.get_yticklabels()] == ["grpo", "mine"]
+    wide = plot_learning({"grpo": [(0.3, 3.0), (0.5, 9.0)]}, {"grpo": (0.0, 0.0)}, updates=[0, 4])
+    assert wide.axes[0].get_ylim() == (-0.02, 1.02), "chances, however few the seeds"
     with pytest.raises(ValueError, match=r"one point per update \(3\), got 2 for 'grpo'"):
         plot_learning({"grpo": curve}, {"grpo": (0.0, 0.0)}, updates=[0, 4, 8])
     with pytest.raises(ValueError, match="1 to 8 methods and gains at least one, got 9 and 1"):
@@ -261,6 +263,8 @@ def test_the_script_sweeps_compares_and_goes_on_where_it_was(
     assert row[1].split(" | ")[1] != row[1].split(" | ")[5], "its own rate, and that of GRPO"
     with pytest.raises(SystemExit, match=r"must hold runs with .*'updates': 5.*give another --output"):
         script.main(small(tmp_path, "--updates", "5"))
+    with script.alone(tmp_path), pytest.raises(SystemExit, match="another run is at work in"):
+        script.main(small(tmp_path))
     with pytest.raises(ValueError, match="did you mean 'agent_opsd'"):
         script.main(small(tmp_path, "agentopsd"))
     with pytest.raises(SystemExit):

@@ -22,9 +22,11 @@ from turncredit.envs.alfworld import (
     AlfWorldSuite,
     find_games,
     generate_games,
+    generator,
     hint_from_walkthrough,
     read_game,
 )
+from turncredit.envs.alfworld.compact import generate_once
 from turncredit.envs.alfworld.generator import generate_splits
 
 if importlib.util.find_spec("textworld") is None or importlib.util.find_spec("alfworld") is None:
@@ -226,6 +228,21 @@ def test_a_split_grows_and_what_a_kill_left_out_comes_first(tmp_path):
     shutil.rmtree(first)
     assert [game.path.parent.name for game in generate_splits(grown, {"train": 2})] == []
     assert [game.path.parent.name for game in generate_splits(grown, {"train": 3})] == names[:1]
+
+
+def test_a_folder_that_lacks_nothing_is_only_read(small, monkeypatch):
+    def refuse(*args, **options):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(generator, "FileLock", refuse)
+    assert generate_splits(small, {"train": 12, "eval": 2}) == []
+
+
+def test_a_smaller_panel_of_a_folder_that_has_grown_is_balanced(small):
+    assert generate_once(small, {"train": 12, "eval": 6}) == {}
+    limits = generate_once(small, {"train": 12, "eval": 3})
+    assert limits == {"eval": 3}
+    assert len({task.type for task in AlfWorldSuite(small, limits=limits).tasks("eval")}) == 3
 
 
 def test_generating_does_not_touch_the_environment_or_the_home_folder(tmp_path):

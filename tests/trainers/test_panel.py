@@ -2,15 +2,17 @@
 
 import json
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
+from turncredit.trainers.launch import panel_report
 from turncredit.trainers.launch.panel import RESULTS, Arm, Job, Panel, jobs_of, read_results, summary
 from turncredit.trainers.launch.panel_report import area, by_method, panel_table, plot_panel
 
 SCRIPT = """
-    import argparse, json, sys
+    import argparse, json, sys, time
     from pathlib import Path
 
     parser = argparse.ArgumentParser()
@@ -24,11 +26,14 @@ SCRIPT = """
         file.write(" ".join(sys.argv[1:]) + "\\n")
     if args.credit == "bad":
         sys.exit(3)
+    if args.credit == "slow":
+        time.sleep(60)
     good = float(args.good) + 0.1 * int(args.seed)
     judged = ("success", "reward", "turns", "invalid_turns", "episodes")
     lines = [{"step": 0, **{f"eval/{name}": 0.5 for name in judged}}]
     for step in (1, 2):
         line = {"step": step, "time/total_seconds": 1.5}
+        good = None if good != good else good  # as JSON has no nan
         lines.append(line | {f"rollout/{name}": good for name in ("success", "reward", "turns", "invalid_turns")})
     lines[-1] |= {f"eval/{name}": 0.75 for name in judged}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
@@ -48,7 +53,8 @@ def jobs(script, *methods, seeds=(0, 1), good="0.2"):
 
 
 def calls(folder: Path, method: str, seed: int) -> list[str]:
-    return (folder / "runs" / "toy" / method / f"seed{seed}" / "calls.txt").read_text().splitlines()
+    [path] = folder.glob(f"runs/toy/{method}/seed{seed}-*/calls.txt")
+    return path.read_text().splitlines()
 
 
 def test_every_run_leaves_one_record_and_is_not_run_again(script, tmp_path):
@@ -76,7 +82,17 @@ def test_other_settings_are_other_runs(script, tmp_path):
     panel.run(jobs(script, "grpo", seeds=[0]), lambda text: None)
     panel.run(jobs(script, "grpo", seeds=[0], good="0.3"), lambda text: None)
     panel.run(jobs(script, "grpo:eps=1", seeds=[0]), lambda text: None)
-    assert len(read_results([tmp_path / RESULTS])) == 3
+    records = read_results([tmp_path / RESULTS])
+    assert len(records) == 3
+    assert len(list(tmp_path.glob("runs/toy/*/seed0-*"))) == 3, "and other folders: no checkpoint of other settings"
+    with pytest.raises(ValueError, match=r"by_method: records must agree in flags, got '--good 0.2' and '--good 0.3'"):
+        by_method(records, "toy")
+    same = [record for record in records if record["flags"] == ["--good", "0.2"]]
+    assert list(by_method(same, "toy")) == ["grpo", "grpo:eps=1"]
+    with pytest.raises(ValueError, match="by_method: records must agree in method a, got 'x' and 'y b=1'"):
+        by_method(
+            [{**same[0], "method": "a", "credit": c, "options": o} for c, o in (("x", []), ("y", ["b=1"]))], "toy"
+        )
 
 
 def test_a_run_that_fails_is_named_and_tried_again(script, tmp_path):
@@ -90,11 +106,62 @@ def test_a_run_that_fails_is_named_and_tried_again(script, tmp_path):
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint(script, tmp_path):
-    (tmp_path / "runs/toy/grpo/seed0/checkpoints/step-000001").mkdir(parents=True)
-    Panel(tmp_path).run(jobs(script, "grpo", seeds=[0, 1]), lambda text: None)
+    first, _ = wanted = jobs(script, "grpo")
+    (tmp_path / first.folder / "checkpoints/step-000001").mkdir(parents=True)
+    Panel(tmp_path).run(wanted, lambda text: None)
     assert calls(tmp_path, "grpo", 0)[0].endswith("--resume")
     assert not calls(tmp_path, "grpo", 1)[0].endswith("--resume")
     assert {r["seed"]: r["resumed"] for r in read_results([tmp_path / RESULTS])} == {0: True, 1: False}
+
+
+def test_an_interrupt_ends_the_runs_and_starts_no_other(script, tmp_path):
+    panel = Panel(tmp_path)
+
+    def interrupt(text):
+        if "[1/" in text:
+            raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        panel.run(jobs(script, "grpo", "slow", "gigpo", "rlsd", seeds=[0]), interrupt)
+    assert time.monotonic() - began < 30
+    assert not list(tmp_path.glob("runs/toy/rlsd"))
+    assert [record["method"] for record in read_results([tmp_path / RESULTS])][:1] == ["grpo"]
+
+
+def test_a_folder_has_one_panel_and_a_job_is_done_once(script, tmp_path):
+    panel, said = Panel(tmp_path), []
+
+    def second(text):
+        said.append(text)
+        with pytest.raises(RuntimeError, match="Panel: folder must belong to one panel at a time"):
+            Panel(tmp_path).run(jobs(script, "grpo"), said.append)
+
+    assert panel.run(jobs(script, "grpo", "grpo", seeds=[0]), second) == []
+    assert said[0].startswith("0 of 1 runs are there")
+    assert len(calls(tmp_path, "grpo", 0)) == 1
+
+
+def test_a_run_with_strange_metrics_ends_no_other(script, tmp_path):
+    [strange] = jobs(script, "grpo", seeds=[0], good="nan")
+    failed = Panel(tmp_path).run([strange, *jobs(script, "gigpo", seeds=[0])], lambda text: None)
+    assert len(failed) == 1
+    assert "toy grpo seed 0: TypeError" in failed[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "said"),
+    [
+        ("posteriour", (), "did you mean 'posterior'"),
+        ("grpo:outcome_discont=0.9", (), "did you mean 'outcome_discount'"),
+        ("grpo:outcome_discount=7", (), "outcome_discount"),
+        ("grpo", ("--set", "learnin_rate=1"), "did you mean 'learning_rate'"),
+    ],
+)
+def test_what_every_run_would_fail_by_is_found_before_any(method, flags, said):
+    with pytest.raises(SystemExit, match=said):
+        Job("toy", "s", Arm.parse(method), 0, ("--of-the-script", "3", *flags)).check()
+    Job("toy", "s", Arm.parse("posterior:anchor=actions"), 0, ("--of-the-script", "3", "--max-steps", "1")).check()
 
 
 def test_a_torn_line_costs_its_run_and_no_other(script, tmp_path):
@@ -152,11 +219,16 @@ def test_the_table_by_hand():
         panel_table(runs, "gigpo")
 
 
-def test_the_picture_is_drawn(tmp_path):
+def test_the_picture_is_drawn(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     runs = by_method([record(m, s, [0.1 * s, 0.5], 0.5) for m in ("grpo", "a", "b$c") for s in (0, 1)], "toy")
     assert plot_panel(runs, tmp_path / "x.png", "toy")
     assert (tmp_path / "x.png").stat().st_size > 5000
+    drawn = []
+    monkeypatch.setattr(panel_report, "_band", lambda _, records, *rest: drawn.append([r["seed"] for r in records]))
+    kept = {"grpo": runs["grpo"], "a": {1: runs["a"][1]}, "b": {7: runs["a"][0] | {"seed": 7}}}
+    plot_panel(kept, tmp_path / "x.png", "toy")
+    assert drawn == [[1], [1], [0, 1], [7]], "the seeds of both where there are any"
     with pytest.raises(ValueError, match="plot_panel: baseline"):
         plot_panel(runs, tmp_path / "x.png", "toy", baseline="nobody")
 

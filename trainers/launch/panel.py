@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from ..loggers import append_line, read_metrics
+from . import EMBEDDED_SETTINGS
+from .options import make_config, make_parser
 
 CURVES = ("success", "reward", "turns", "invalid_turns")
 RESULTS = "results.jsonl"
@@ -77,6 +82,27 @@ class Job:
         given = {"credit": self.arm.credit, "options": list(self.arm.options), "flags": list(self.flags)}
         return {"environment": self.environment, "method": self.arm.label, "seed": self.seed, **given}
 
+    @property
+    def words(self) -> list[str]:
+        """Flags of the script, but for where it writes."""
+        options = [part for option in self.arm.options for part in ("--credit-option", option)]
+        return ["--credit", self.arm.credit, *options, *self.flags, "--seed", str(self.seed)]
+
+    @property
+    def folder(self) -> Path:
+        """Where it writes, below the panel's folder; other settings are another folder: no checkpoint is mixed up."""
+        digest = hashlib.sha256(_frozen(self.key).encode()).hexdigest()[:8]
+        return Path("runs", self.environment, _safe(self.arm.label), f"seed{self.seed}-{digest}")
+
+    def check(self) -> None:
+        """Find what the run would fail by; methods are imported already, flags of the script's own are not looked at.
+
+        Raises:
+            SystemExit: a method or an option is unknown, or a value is out of range.
+        """
+        args, _ = make_parser().parse_known_args(self.words)
+        make_config(args, EMBEDDED_SETTINGS)
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -93,51 +119,81 @@ class Panel:
     facts: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 2
     threads: int = 1
+    _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False, repr=False, compare=False)
 
-    def run(self, jobs: Sequence[Job], say: Callable[[str], None] = print) -> list[str]:
+    def run(self, jobs: Sequence[Job], say: Callable[[str], None]) -> list[str]:
         """Run what has no record yet; one JSON line per finished run goes into the folder.
+
+        An interrupt ends the runs too: they save where they are, and go on from there next time.
+
+        Args:
+            jobs: the runs; one that comes twice is done once.
+            say: called with a line at the start and one for every run.
 
         Returns:
             What went wrong, a line for every run that failed.
+
+        Raises:
+            RuntimeError: another panel is at work in the folder.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.folder / ".lock", timeout=0):
+                return self._run_all(list(dict.fromkeys(jobs)), say)
+        except Timeout:
+            raise RuntimeError(
+                f"Panel: folder must belong to one panel at a time, got {str(self.folder)!r}, in which another one is "
+                "at work; wait for it or choose another folder"
+            ) from None
+
+    def _run_all(self, jobs: Sequence[Job], say: Callable[[str], None]) -> list[str]:
         done = {_frozen(record) for record in read_results([self.folder / RESULTS])}
         waiting = [job for job in jobs if _frozen(job.key) not in done]
         say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are there; {len(waiting)} to do in {self.folder}")
         failed = []
         with ThreadPoolExecutor(self.workers) as pool:
-            for number, (job, problem) in enumerate(pool.map(self._tried, waiting), 1):
-                name = f"{job.environment} {job.arm.label} seed {job.seed}"
-                say(f"[{number}/{len(waiting)}] {name}: {problem or 'done'}")
-                if problem:
-                    failed.append(f"{name}: {problem}")
+            try:
+                for number, (job, problem) in enumerate(pool.map(self._tried, waiting), 1):
+                    name = f"{job.environment} {job.arm.label} seed {job.seed}"
+                    say(f"[{number}/{len(waiting)}] {name}: {problem or 'done'}")
+                    if problem:
+                        failed.append(f"{name}: {problem}")
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(self._running):
+                    process.terminate()
+                raise
         return failed
 
     def _tried(self, job: Job) -> tuple[Job, str]:
         try:
             self._run(job)
-        except (OSError, RuntimeError, KeyError) as error:
+        except Exception as error:  # whatever one run did, the others go on
             return job, f"{type(error).__name__}: {error}"
         return job, ""
 
     def _run(self, job: Job) -> None:
-        folder = self.folder / "runs" / job.environment / _safe(job.arm.label) / f"seed{job.seed}"
+        folder = self.folder / job.folder
         folder.mkdir(parents=True, exist_ok=True)
         again = ["--resume"] if any(folder.glob("checkpoints/step-*")) else []
-        options = [part for option in job.arm.options for part in ("--credit-option", option)]
-        command = [sys.executable, job.script, "--credit", job.arm.credit, *options, *job.flags]
-        command += ["--seed", str(job.seed), "--output-dir", str(folder), *again]
+        command = [sys.executable, job.script, *job.words, "--output-dir", str(folder), *again]
         limits = {"OMP_NUM_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"}
         began = time.monotonic()
-        with open(folder / "log.txt", "ab") as log:
-            code = subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **limits}, check=False
-            ).returncode
-        if code:
+        if code := self._call(command, {**os.environ, **limits}, folder / "log.txt"):
             raise RuntimeError(f"it ended with {code}; see {folder / 'log.txt'}")
         took = {"wall_seconds": round(time.monotonic() - began, 1), "resumed": bool(again)}
         record = {**job.key, **summary(read_metrics(folder / "metrics.jsonl")), **took, **self.facts}
         append_line(self.folder / RESULTS, (json.dumps(record) + "\n").encode())
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+    def _call(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+        with open(log, "ab") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        self._running.add(process)
+        try:
+            return process.wait()
+        finally:
+            self._running.discard(process)
 
 
 def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -170,7 +226,7 @@ def read_results(paths: Iterable[str | os.PathLike[str]]) -> list[dict[str, Any]
             try:
                 record = json.loads(text)
                 found[_frozen(record)] = record
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, TypeError):
                 continue
     return list(found.values())
 

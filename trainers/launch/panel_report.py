@@ -15,11 +15,24 @@ Runs = Mapping[str, Mapping[int, Record]]
 
 
 def by_method(records: Iterable[Record], environment: str) -> dict[str, dict[int, Record]]:
-    """The runs of one environment, methods in the order of their first record."""
+    """The runs of one environment, methods in the order of their first record.
+
+    Raises:
+        ValueError: runs differ in the flags of the script, or a label stands for two methods: no table compares these.
+    """
     found: dict[str, dict[int, Record]] = {}
+    settings: dict[tuple[str, ...], Any] = {}
     for record in records:
-        if record["environment"] == environment:
-            found.setdefault(record["method"], {})[record["seed"]] = record
+        if record["environment"] != environment:
+            continue
+        method = "method", record["method"]
+        for name, own in {("flags",): record["flags"], method: [record["credit"], *record["options"]]}.items():
+            if settings.setdefault(name, own) != own:
+                raise ValueError(
+                    f"by_method: records must agree in {' '.join(name)}, got {' '.join(settings[name])!r} and "
+                    f"{' '.join(own)!r}; take another label, or keep them in another file"
+                )
+        found.setdefault(record["method"], {})[record["seed"]] = record
     return found
 
 
@@ -62,6 +75,8 @@ def plot_panel(
 ) -> bool:
     """One small plot a method: its mean curve with the 95% band over seeds, the baseline's in grey behind it.
 
+    Both are over the seeds that both have, if there are any.
+
     Returns:
         False where matplotlib is missing.
 
@@ -77,20 +92,28 @@ def plot_panel(
     shown = [method for method in runs if method != baseline] or [baseline]
     rows = math.ceil(len(shown) / columns)
     width = min(len(shown), columns)
-    figure = Figure(figsize=(3.1 * width, 2.5 * rows + 0.9), layout="constrained")
+    figure = Figure(figsize=(max(3.1 * width, 5), 2.5 * rows + 0.9), layout="constrained")
     axes = figure.subplots(rows, width, sharex=True, sharey=True, squeeze=False).flatten()
     for place, method in zip(axes, shown, strict=False):
+        shared = sorted(runs[method].keys() & runs[baseline].keys())
         for name, colour in ((baseline, "#8a94a0"), (method, "#0072B2")):
-            _band(place, list(runs[name].values()), curve, colour, name)
+            records = [runs[name][seed] for seed in shared or sorted(runs[name])]
+            _band(place, records, curve, colour, name)
         place.set_title(method.replace("$", r"\$"), fontsize=10)
         place.grid(alpha=0.3)
     for place in axes[len(shown) :]:
         place.set_axis_off()
+    low, high = axes[0].get_ylim()
+    if curve == "success":
+        axes[0].set_ylim(max(low, -0.02), min(high, 1.02))  # an interval over few seeds leaves what a share can be
     figure.supxlabel("update")
     figure.supylabel(f"{curve} of the training rollouts")
-    seeds = max(len(seeds) for seeds in runs.values())
+    counts = sorted({len(seeds) for seeds in runs.values()})
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     figure.suptitle(
-        f"{title}: blue the method, grey {baseline}; mean of {seeds} seeds, band: 95% interval", fontsize=11
+        f"{title}: blue the method, grey {baseline}\nmean of {number} seeds, bands: 95% interval at each update, "
+        "unpaired",
+        fontsize=10,
     )
     figure.savefig(path, dpi=110)
     return True
