@@ -211,6 +211,9 @@ def test_scepticism_by_hand() -> None:
     same(sceptical(0 * one, one, 0.0), (2 / torch.pi) ** 0.5 * one, 1e-12)
     same(sceptical(0 * one, one, 1.0), -((2 / torch.pi) ** 0.5) * one, 1e-12)
     same(sceptical(9 * one, one, 0.05), 9 * one, 1e-12)
+    # the mean of a normal about -100 whose negative half is cut off is all but 1/100
+    same(sceptical(-100 * one, one, 0.0), 0.01 * one, 1e-5)
+    same(sceptical(100 * one, one, 1.0), -0.01 * one, 1e-5)
 
 
 # ---- GRPO where nothing is said
