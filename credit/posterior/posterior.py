@@ -85,7 +85,7 @@ def posterior(
 
     Returns:
         Credit with ``turn_weights`` A~_k / A_i (1 where A_i = 0) and details, each ``[M]``, in units of R, the return
-        mapped to [0, 1] over the batch: ``advantage`` adv_k, ``revision`` mu_k of the teacher, ``variance`` p_k left
+        mapped to [0, 1] over its group: ``advantage`` adv_k, ``revision`` mu_k of the teacher, ``variance`` p_k left
         before the own outcome. Metrics: ``teacher_slope`` (0 without a teacher); ``clock_trust`` in [0, 1], what
         is left of ``discount`` between siblings; ``explained_share`` = 1 - (sum over
         trajectories of (sum_k e_k - R_i + m_i)^2) / (sum of (R_i - m_i)^2), how much of the outcomes was said before

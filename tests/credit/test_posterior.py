@@ -243,6 +243,17 @@ def test_a_teacher_that_only_drifts_says_nothing(dtype: torch.dtype) -> None:
     assert torch.equal(posterior(drifting, use="teacher").advantages, grpo(inputs).advantages)
 
 
+@given(seed=seeds, graded=st.booleans())
+@quick
+def test_a_task_of_other_units_changes_nothing(seed: int, graded: bool) -> None:
+    inputs = batch(seed, graded=graded)
+    scale, offset = torch.tensor([1.0, 100.0, 1e-3]).double(), torch.tensor([0.0, 3.0, -1.0]).double()
+    moved = replace(inputs, rewards=inputs.rewards * scale[inputs.group_index] + offset[inputs.group_index])
+    for use in ("teacher", "anchors", "teacher+anchors"):
+        plain, other = (posterior(x, use=use, eps=1e-12) for x in (inputs, moved))
+        same(other.advantages, plain.advantages, 1e-6)
+
+
 def test_equal_groups_get_nothing_and_enter_no_fit() -> None:
     inputs, extra = batch(8), batch(9, groups=1)
     extra = replace(extra, rewards=torch.full_like(extra.rewards, 10.0))  # within the range of the others
@@ -272,13 +283,15 @@ def test_the_own_outcome_is_left_out(seed: int, rewarded: bool, data: st.DataObj
     if rewarded:
         more = (last & (inputs.trajectory_ids == mine)) * (rewards - inputs.rewards)[mine]
         changed = replace(changed, turn_rewards=inputs.turn_rewards + more)
-    # the units of R are the batch's: they are kept by two trajectories of another group
-    wide = replace(hand_batch([[0.0], [0.0]], [0.0, 1.0]), rewards=torch.tensor([-100.0, 100.0]).double())
+    # the units of R are the group's: they are kept by two trajectories more of each
+    groups = torch.arange(3).repeat_interleave(2)
+    wide = replace(hand_batch([[0.0]] * 6, [0.0] * 6), rewards=torch.tensor([-100.0, 100.0] * 3).double())
     frame = facts_of(wide, use="", outcome_discount=1.0)
+    frame = replace(frame, anchors=frame.anchors + 10_000)
 
     def seen(inputs: CreditInputs) -> tuple[Turns, Stretches]:
         facts = joined([facts_of(inputs, use="anchors", outcome_discount=1.0), frame])
-        turns = turns_of(facts, **SCALING)
+        turns = turns_of(replace(facts, group=torch.cat([inputs.group_index, groups])), **SCALING)
         return turns, stretches(turns, 0.95)
 
     (turns, before), (_, after) = seen(inputs), seen(changed)
