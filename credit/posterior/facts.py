@@ -114,5 +114,5 @@ def _rectified_gaps(inputs: CreditInputs) -> Tensor:
             "None; attach them with correspondence.with_scores(select_sources(correspondence), scores)"
         )
     better = rectify(inputs.teacher_logprobs, found.sources, found.cross_logprobs).logprobs
-    gaps = better.to(inputs.dtype).sub_(inputs.student_logprobs.detach())
+    gaps = better.to(inputs.dtype) - inputs.student_logprobs.detach()  # not in place: it may be the teacher's own tensor
     return spread(gaps, inputs.response_mask).sum(-1).to(inputs.masked_sums.dtype)

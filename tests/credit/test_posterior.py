@@ -547,6 +547,18 @@ def test_what_use_names_must_be_given(use: str, missing: str) -> None:
         posterior(replace(batch(0), **{missing: None}), use=use)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_teacher_without_any_source_is_as_it_was(dtype: torch.dtype) -> None:
+    inputs = batch(3, groups=2, dtype=dtype)
+    lonely = with_sources(inputs, 0.5).correspondence
+    none = lonely.sources.keep(torch.zeros(len(lonely.sources.source), dtype=torch.bool))
+    inputs = replace(inputs, correspondence=lonely.with_scores(none, lonely.cross_logprobs[:0]))
+    before = inputs.teacher_logprobs.clone()
+    for _ in range(2):
+        same(posterior(inputs, use="teacher+sources").advantages, posterior(inputs, use="teacher").advantages, 1e-5)
+        assert torch.equal(inputs.teacher_logprobs, before)
+
+
 def test_sources_must_be_scored() -> None:
     inputs = with_sources(batch(0), 0.0)
     bare = replace(inputs, correspondence=replace(inputs.correspondence, sources=None, cross_logprobs=None))
