@@ -93,7 +93,7 @@ def posterior(
         :func:`~turncredit.credit.groups.group_metrics`.
 
     Raises:
-        TypeError: ``use`` is no text.
+        TypeError: ``use`` is no text, or ``adaptive`` no flag.
         ValueError: an option is out of range, or what ``use`` names is missing.
     """
     _check_options(locals())
@@ -128,6 +128,8 @@ def posterior(
 def _check_options(options: Mapping[str, Any]) -> None:
     where, infinite = "posterior", float("inf")
     words(options["use"])
+    if options["adaptive"] not in (True, False):  # a text would count as True
+        raise TypeError(f"{where}: adaptive must be True or False, got {options['adaptive']!r}; leave it out for True")
     check_range(where, "luck", options["luck"], 0, infinite, "()")
     check_range(where, "alias", options["alias"], 0, infinite, ")")
     check_range(where, "discount", options["discount"], 0, 1, "(")

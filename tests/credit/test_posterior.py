@@ -520,6 +520,7 @@ def test_no_alias_stays_none() -> None:
         ({"use": "anchors+sources"}, ValueError, r"use must hold 'teacher' where it holds 'sources'"),
         ({"use": "teacher+"}, ValueError, "use must be made of .*, got ''"),
         ({"use": ["teacher"]}, TypeError, "posterior: use must be text"),
+        ({"adaptive": "False"}, TypeError, "posterior: adaptive must be True or False, got 'False'"),
         ({"luck": 0.0}, ValueError, "posterior: luck must be a number in"),
         ({"alias": -0.1}, ValueError, "posterior: alias must be a number in"),
         ({"discount": 0.0}, ValueError, "posterior: discount must be a number in"),
@@ -545,6 +546,8 @@ def test_what_use_names_must_be_given(use: str, missing: str) -> None:
     assert get_credit("posterior", use=use).requires >= {missing}
     with pytest.raises(ValueError, match=f"posterior: inputs.{missing} must be given, got None"):
         posterior(replace(batch(0), **{missing: None}), use=use)
+    with pytest.raises(ValueError, match=f"facts_of: inputs.{missing} must be given, got None"):
+        facts_of(replace(batch(0), **{missing: None}), use=use, outcome_discount=1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
