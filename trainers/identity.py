@@ -17,9 +17,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from ..credit import get_credit, list_credits
 from ..envs import Task
 from .config import MOVED, GRPOConfig, flat_options
 from .distributed import zero_stage
+from .methods.providers import find_provider, list_providers
 
 if TYPE_CHECKING:
     from .grpo import GRPOTrainer
@@ -224,6 +226,7 @@ def check_resumable(
     changed += options
     for part in ("suite", "setup") + ("method",) * same_method:
         before, here = saved.get(part, {}), _through_json(description[part])
+        before = _with_new_options(before, here) if part == "method" else before
         changed += _differences(f"{part}.", before, {key: value for key, value in here.items() if key in before})
     if changed and not allow_changed_config:
         raise ValueError(
@@ -231,6 +234,20 @@ def check_resumable(
             "pass allow_changed_config=True to go on all the same"
         )
     return changed
+
+
+def _with_new_options(before: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's description with the options that its version did not have, at their defaults, as it took them."""
+    providers = [provider for provider in map(find_provider, list_providers()) if provider is not None]
+    known = {name: value for provider in providers for name, value in provider.defaults.items()}
+    if here["credit"] in list_credits():
+        known |= get_credit(here["credit"]).options
+    new = {
+        part: {name: known[name] for name in sorted(here[part].keys() & known.keys())}
+        for part in ("credit_options", "options")
+        if part in before
+    }
+    return {**before, **{part: {**plain(options), **before[part]} for part, options in new.items()}}
 
 
 def _changed_options(saved: Mapping[str, Any], config: GRPOConfig, of_method: Mapping[str, Any]) -> list[str]:

@@ -43,15 +43,22 @@ class Facts:
 
 
 def facts_of(inputs: CreditInputs, *, use: str, outcome_discount: float) -> Facts:
-    """The facts of a batch; see :func:`~turncredit.credit.posterior.posterior` for the options."""
+    """The facts of a batch; see :func:`~turncredit.credit.posterior.posterior` for the options.
+
+    Raises:
+        TypeError, ValueError: an option is not what it must be, or what ``use`` names is missing.
+    """
     parts, owner, counts = words(use), inputs.trajectory_ids, inputs.turn_counts
+    for name in (USES[part] for part in parts):
+        if inputs.signal(name) is None:
+            raise ValueError(f"facts_of: inputs.{name} must be given, got None; pass it, or leave it out of use")
     dtype = wide(owner.device)
     rewards = faded(inputs.rewards.detach(), counts, outcome_discount).to(dtype)
     earned = torch.zeros_like(owner, dtype=dtype)
     if inputs.turn_rewards is not None:
         earned = faded(inputs.turn_rewards.detach(), counts[owner], outcome_discount).to(dtype)
     anchors, gaps = torch.arange(inputs.num_rows, device=owner.device), torch.zeros_like(earned)
-    if "anchors" in parts and inputs.anchor_ids is not None:
+    if inputs.anchor_ids is not None and "anchors" in parts:
         anchors = torch.unique(inputs.anchor_ids, return_inverse=True)[1]
     if "teacher" in parts:
         gaps = _rectified_gaps(inputs) if "sources" in parts else inputs.masked_sums
@@ -114,5 +121,7 @@ def _rectified_gaps(inputs: CreditInputs) -> Tensor:
             "None; attach them with correspondence.with_scores(select_sources(correspondence), scores)"
         )
     better = rectify(inputs.teacher_logprobs, found.sources, found.cross_logprobs).logprobs
-    gaps = better.to(inputs.dtype).sub_(inputs.student_logprobs.detach())
+    gaps = (
+        better.to(inputs.dtype) - inputs.student_logprobs.detach()
+    )  # not in place: without sources it is the teacher's
     return spread(gaps, inputs.response_mask).sum(-1).to(inputs.masked_sums.dtype)

@@ -85,7 +85,7 @@ def posterior(
 
     Returns:
         Credit with ``turn_weights`` A~_k / A_i (1 where A_i = 0) and details, each ``[M]``, in units of R, the return
-        mapped to [0, 1] over the batch: ``advantage`` adv_k, ``revision`` mu_k of the teacher, ``variance`` p_k left
+        mapped to [0, 1] over its group: ``advantage`` adv_k, ``revision`` mu_k of the teacher, ``variance`` p_k left
         before the own outcome. Metrics: ``teacher_slope`` (0 without a teacher); ``clock_trust`` in [0, 1], what
         is left of ``discount`` between siblings; ``explained_share`` = 1 - (sum over
         trajectories of (sum_k e_k - R_i + m_i)^2) / (sum of (R_i - m_i)^2), how much of the outcomes was said before
@@ -93,7 +93,7 @@ def posterior(
         :func:`~turncredit.credit.groups.group_metrics`.
 
     Raises:
-        TypeError: ``use`` is no text.
+        TypeError: ``use`` is no text, or ``adaptive`` no flag.
         ValueError: an option is out of range, or what ``use`` names is missing.
     """
     _check_options(locals())
@@ -128,6 +128,8 @@ def posterior(
 def _check_options(options: Mapping[str, Any]) -> None:
     where, infinite = "posterior", float("inf")
     words(options["use"])
+    if options["adaptive"] not in (True, False):  # a text would count as True
+        raise TypeError(f"{where}: adaptive must be True or False, got {options['adaptive']!r}; leave it out for True")
     check_range(where, "luck", options["luck"], 0, infinite, "()")
     check_range(where, "alias", options["alias"], 0, infinite, ")")
     check_range(where, "discount", options["discount"], 0, 1, "(")

@@ -100,6 +100,8 @@ def sceptical(value: Tensor, deviation: Tensor, doubt: float) -> Tensor:
     ``a + sd phi(z) (1 - 2 doubt) / ((1 - doubt) Phi(z) + doubt Phi(-z))``, ``z = a / sd``.
     """
     z = value / deviation
-    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-    mass = (1 - doubt) * torch.special.ndtr(z) + doubt * torch.special.ndtr(-z)
-    return value + deviation * density * (1 - 2 * doubt) / mass
+    # in logarithms: without any doubt both density and mass are 0 far on the wrong side
+    odds = torch.stack([z.new_tensor(1 - doubt).log(), z.new_tensor(doubt).log()])
+    mass = torch.logsumexp(odds + torch.special.log_ndtr(torch.stack([z, -z])), 0)
+    density = -z.square() / 2 - math.log(2 * math.pi) / 2
+    return value + deviation * (1 - 2 * doubt) * torch.exp(density - mass)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ..groups import group_relative_advantages
-from ..segments import decayed_sums, segment_mean, segment_sum
+from ..segments import decayed_sums, segment_extremes, segment_mean, segment_sum
 from .facts import Facts
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Where each turn stands and what it earned; R is the return mapped to [0, 1] over the batch, floats are wide.
+    """Where each turn stands and what it earned; R is the return mapped to [0, 1] over its group, floats are wide.
 
     Args:
         owner, place: ``[M]`` int64, trajectory and place of each turn.
@@ -75,13 +75,13 @@ def turns_of(facts: Facts, *, scope: str, eps: float) -> Turns:
         eps: GRPO's, which says when an advantage counts as 0.
     """
     counts = torch.bincount(facts.owner)
-    low, size = facts.rewards.min(), facts.rewards.max() - facts.rewards.min()
-    size = torch.where(size > 0, size, 1.0)
-    outcome = (facts.rewards - low) / size
-    weights = counts if scope == "turn" else None
-    baseline = segment_mean(outcome, facts.group, int(facts.group.max()) + 1, weights)[facts.group]
+    groups = int(facts.group.max()) + 1
+    low, high = segment_extremes(facts.rewards, facts.group, groups)
+    size = torch.where(high > low, high - low, 1.0)[facts.group]
+    outcome = (facts.rewards - low[facts.group]) / size
+    baseline = segment_mean(outcome, facts.group, groups, counts if scope == "turn" else None)[facts.group]
     last = facts.place == counts[facts.owner] - 1
-    earned = torch.where(last, 0.0, facts.earned / size)
+    earned = torch.where(last, 0.0, facts.earned / size[facts.owner])
     left = outcome - segment_sum(earned, facts.owner, counts.numel())
     earned = torch.where(last, left[facts.owner], earned)
     judged = group_relative_advantages(

@@ -211,6 +211,9 @@ def test_scepticism_by_hand() -> None:
     same(sceptical(0 * one, one, 0.0), (2 / torch.pi) ** 0.5 * one, 1e-12)
     same(sceptical(0 * one, one, 1.0), -((2 / torch.pi) ** 0.5) * one, 1e-12)
     same(sceptical(9 * one, one, 0.05), 9 * one, 1e-12)
+    # the mean of a normal about -100 whose negative half is cut off is all but 1/100
+    same(sceptical(-100 * one, one, 0.0), 0.01 * one, 1e-5)
+    same(sceptical(100 * one, one, 1.0), -0.01 * one, 1e-5)
 
 
 # ---- GRPO where nothing is said
@@ -238,6 +241,17 @@ def test_a_teacher_that_only_drifts_says_nothing(dtype: torch.dtype) -> None:
     inputs = batch(3, dtype=dtype)
     drifting = replace(inputs, teacher_logprobs=inputs.student_logprobs - 0.125)
     assert torch.equal(posterior(drifting, use="teacher").advantages, grpo(inputs).advantages)
+
+
+@given(seed=seeds, graded=st.booleans())
+@quick
+def test_a_task_of_other_units_changes_nothing(seed: int, graded: bool) -> None:
+    inputs = batch(seed, graded=graded)
+    scale, offset = torch.tensor([1.0, 100.0, 1e-3]).double(), torch.tensor([0.0, 3.0, -1.0]).double()
+    moved = replace(inputs, rewards=inputs.rewards * scale[inputs.group_index] + offset[inputs.group_index])
+    for use in ("teacher", "anchors", "teacher+anchors"):
+        plain, other = (posterior(x, use=use, eps=1e-12) for x in (inputs, moved))
+        same(other.advantages, plain.advantages, 1e-6)
 
 
 def test_equal_groups_get_nothing_and_enter_no_fit() -> None:
@@ -269,13 +283,15 @@ def test_the_own_outcome_is_left_out(seed: int, rewarded: bool, data: st.DataObj
     if rewarded:
         more = (last & (inputs.trajectory_ids == mine)) * (rewards - inputs.rewards)[mine]
         changed = replace(changed, turn_rewards=inputs.turn_rewards + more)
-    # the units of R are the batch's: they are kept by two trajectories of another group
-    wide = replace(hand_batch([[0.0], [0.0]], [0.0, 1.0]), rewards=torch.tensor([-100.0, 100.0]).double())
+    # the units of R are the group's: they are kept by two trajectories more of each
+    groups = torch.arange(3).repeat_interleave(2)
+    wide = replace(hand_batch([[0.0]] * 6, [0.0] * 6), rewards=torch.tensor([-100.0, 100.0] * 3).double())
     frame = facts_of(wide, use="", outcome_discount=1.0)
+    frame = replace(frame, anchors=frame.anchors + 10_000)
 
     def seen(inputs: CreditInputs) -> tuple[Turns, Stretches]:
         facts = joined([facts_of(inputs, use="anchors", outcome_discount=1.0), frame])
-        turns = turns_of(facts, **SCALING)
+        turns = turns_of(replace(facts, group=torch.cat([inputs.group_index, groups])), **SCALING)
         return turns, stretches(turns, 0.95)
 
     (turns, before), (_, after) = seen(inputs), seen(changed)
@@ -504,6 +520,7 @@ def test_no_alias_stays_none() -> None:
         ({"use": "anchors+sources"}, ValueError, r"use must hold 'teacher' where it holds 'sources'"),
         ({"use": "teacher+"}, ValueError, "use must be made of .*, got ''"),
         ({"use": ["teacher"]}, TypeError, "posterior: use must be text"),
+        ({"adaptive": "False"}, TypeError, "posterior: adaptive must be True or False, got 'False'"),
         ({"luck": 0.0}, ValueError, "posterior: luck must be a number in"),
         ({"alias": -0.1}, ValueError, "posterior: alias must be a number in"),
         ({"discount": 0.0}, ValueError, "posterior: discount must be a number in"),
@@ -529,6 +546,20 @@ def test_what_use_names_must_be_given(use: str, missing: str) -> None:
     assert get_credit("posterior", use=use).requires >= {missing}
     with pytest.raises(ValueError, match=f"posterior: inputs.{missing} must be given, got None"):
         posterior(replace(batch(0), **{missing: None}), use=use)
+    with pytest.raises(ValueError, match=f"facts_of: inputs.{missing} must be given, got None"):
+        facts_of(replace(batch(0), **{missing: None}), use=use, outcome_discount=1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_teacher_without_any_source_is_as_it_was(dtype: torch.dtype) -> None:
+    inputs = batch(3, groups=2, dtype=dtype)
+    lonely = with_sources(inputs, 0.5).correspondence
+    none = lonely.sources.keep(torch.zeros(len(lonely.sources.source), dtype=torch.bool))
+    inputs = replace(inputs, correspondence=lonely.with_scores(none, lonely.cross_logprobs[:0]))
+    before = inputs.teacher_logprobs.clone()
+    for _ in range(2):
+        same(posterior(inputs, use="teacher+sources").advantages, posterior(inputs, use="teacher").advantages, 1e-5)
+        assert torch.equal(inputs.teacher_logprobs, before)
 
 
 def test_sources_must_be_scored() -> None:

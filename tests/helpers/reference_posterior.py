@@ -44,16 +44,17 @@ class Posterior:
         batch = self.batch
         self.K = [len(rows) for rows in batch.turns]
         raw = [r * fade**k for r, k in zip(batch.rewards, self.K, strict=True)]
-        low, size = min(raw), (max(raw) - min(raw)) or 1.0
-        self.R = [(r - low) / size for r in raw]
         self.members = [[j for j, h in enumerate(batch.group) if h == g] for g in batch.group]
+        low = [min(raw[j] for j in members) for members in self.members]
+        size = [(max(raw[j] for j in members) - least) or 1.0 for members, least in zip(self.members, low, strict=True)]
+        self.R = [(r - least) / unit for r, least, unit in zip(raw, low, size, strict=True)]
         self.m = [sum(self.R[j] for j in members) / len(members) for members in self.members]
         self.s0 = [(len(g) * m + 1) / (len(g) + 2) for g, m in zip(self.members, self.m, strict=True)]
         self.earned = []
         for i, rows in enumerate(batch.turns):
             parts = [0.0] * self.K[i]
             if batch.turn_rewards is not None:
-                parts = [batch.turn_rewards[row] * fade ** self.K[i] / size for row in rows]
+                parts = [batch.turn_rewards[row] * fade ** self.K[i] / size[i] for row in rows]
             parts[-1] = self.R[i] - sum(parts[:-1])
             self.earned.append(parts)
 

@@ -24,10 +24,11 @@ from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer
 from turncredit.trainers.distributed import full_weights
 
 SUITE = ToySuite(num_tasks=8, lenient=True)
-METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar")
+METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar", "posterior_all")
 # a boundary threshold that is not clipped is the quantile over all processes
 LOOSE = {"boundary_low": 0.0, "boundary_high": 1.0, "similarity_threshold": 0.1, "encoder": "hashing"}
-OPTIONS = {"align_opsd": {"credit_options": LOOSE}}
+FOUND = {name: LOOSE[name] for name in ("similarity_threshold", "encoder")}
+OPTIONS = {"align_opsd": {"credit_options": LOOSE}, "posterior_all": {"credit_options": FOUND}}
 
 
 def make_accelerator(stage: int) -> Accelerator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -56,6 +57,13 @@ def classes(ids):
 def test_what_does_not_matter_is_normalised_away_and_what_matters_stays(one, other, same):
     assert (normalized_text(one) == normalized_text(other)) == same
     assert normalized_text(normalized_text(one)) == normalized_text(one)
+
+
+def test_a_long_text_that_is_no_list_costs_no_more_than_its_length():
+    for text in ("a key" + " and a key" * 22 + " (old), then", "the cat of 1900 " * 4000):
+        began = time.perf_counter()
+        assert normalized_text(text) == text.strip()
+        assert time.perf_counter() - began < 2
 
 
 def test_the_default_is_the_exact_anchor_bit_for_bit():

@@ -180,6 +180,30 @@ def test_options_of_a_checkpoint_are_compared_whether_they_lie_in_groups_or_not(
         ]
 
 
+def test_an_option_that_a_method_did_not_have_was_at_its_default(tmp_path):
+    def check(run, saved):
+        state = {"config": run.config.to_dict(), "fingerprint": fingerprint_of(run), "adapter": False, "method": saved}
+        return check_resumable(state, run.config, fingerprint_of(run), describe_run(run), True)
+
+    with trainer(tmp_path, ToySuite(num_tasks=8), credit="gigpo") as run:
+        saved = json.loads(json.dumps(describe_run(run)["method"]))
+        del saved["credit_options"]["outcome_discount"]
+        for name in ("anchor", "anchor_threshold", "anchor_encoder"):
+            del saved["options"][name]
+        assert check(run, saved) == []
+        saved["credit_options"]["discount"] = 0.9
+        saved["options"]["lost"] = 1
+        assert check(run, saved) == [
+            "method.credit_options.discount: 0.9 -> 0.95",
+            "method.options.lost: 1 -> absent",
+        ]
+    with trainer(tmp_path, ToySuite(num_tasks=8), credit="grpo") as run:
+        saved = json.loads(json.dumps(describe_run(run)["method"]))
+        run.method.credit.options["outcome_discount"] = 0.9  # as an edited method passes it on, by the name it had
+        del saved["credit_options"]["outcome_discount"]
+        assert check(run, saved) == ["method.credit_options.outcome_discount: 1.0 -> 0.9"]
+
+
 def test_a_checkpoint_holds_every_option_by_its_own_name(tmp_path):
     with trainer(tmp_path, ToySuite(num_tasks=8)) as run:
         run.train()

@@ -21,7 +21,9 @@ _COUNTER = re.compile(
     rf"\b{_UNIT}(?: (?:number|{_LEFT}))?[ :#=]{{0,3}}\d+(?: ?(?:/|of|out of) ?\d+)?\b"
     rf"|\b\d+ (?:more )?{_UNIT}\b(?: {_LEFT}\b)?"
 )
-_ITEM = r"(?:an?|the|\d+) [^\s,.;:][^,.;:\n]*?"
+_BEGUN = r"(?:an?|the|\d+) [^\s,.;:]"
+# nowhere can a thing end but before the next: a text that is no list after all is not tried in every other way
+_ITEM = rf"{_BEGUN}(?:(?! and {_BEGUN})[^,.;:\n]){{0,80}}?"
 _LISTED = re.compile(rf"\b{_ITEM}(?:(?:,? and |, ){_ITEM})+(?=[.;:\n]|$)")
 _BETWEEN = re.compile(r",? and |, ")
 
