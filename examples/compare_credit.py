@@ -4,7 +4,7 @@
 
 Claim: with a good teacher the published turn-level methods put 84 to 88 in 100 pairs of turns in the right order (GRPO:
 50), with a strong, shifted or noisy one most put 51 to 79, with an adversarial one 11 to 13; ``posterior``, which reads
-siblings too, 89 to 91 with all of them, and less where states only look alike. Methods come in families: what they
+siblings too, 89 to 93 with all of them, and less where states only look alike. Methods come in families: what they
 read and how they use it. Under three minutes on two idle cores. A method of one's own takes part, as the family
 "yours", as soon as it is registered: here ``plain_gap``, or those of any module given with --import.
 """
