@@ -2,7 +2,8 @@
 
     python examples/compare_training.py --methods grpo agent_opsd posterior --seeds 5
     python examples/compare_training.py --environments webshop search_qa --methods grpo "gigpo:outcome_discount=0.95"
-    python examples/compare_training.py --results docs/lab/alfworld.jsonl          # tables of what was run
+    python examples/compare_training.py --methods grpo mine --import my_method.py
+    python examples/compare_training.py --results docs/lab/agents_alfworld.jsonl          # tables of what was run
 
 Every run is the command of a training script (train_alfworld.py, train_webshop.py, train_search_qa.py) in a process of
 its own, with the script's settings for the embedded policy: learning rate, KL and all else are the same for every
@@ -11,7 +12,7 @@ again, does what is missing and goes on with a run from its last checkpoint. Eve
 same tasks in the same order; it is evaluated on --num-eval held-out tasks before and after. Training area: mean success
 of the training rollouts over the updates. Intervals: 95%, Student's t, over seeds; a difference is taken seed by seed;
 * better, ! worse than the baseline, each comparison for itself. A record made by an older commit counts as done; its
-"commit" tells. About two minutes of a core a run. A method of one's own: --import FILE.py.
+"commit" tells. A method of one's own is run again when its file has changed. About two minutes of a core a run.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import argparse
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from turncredit.trainers.launch import import_methods
-from turncredit.trainers.launch.panel import RESULTS, Arm, Job, Panel, jobs_of, read_results
+from turncredit.trainers.launch.options import import_own
+from turncredit.trainers.launch.panel import RESULTS, Arm, Job, Panel, jobs_of, newest, read_results
 from turncredit.trainers.launch.panel_report import by_method, panel_table, plot_panel
 
 HERE = Path(__file__).resolve().parent
@@ -60,7 +62,7 @@ def problem(args: argparse.Namespace, jobs: list[Job], known: list[dict[str, Any
         extra, modules = NEEDS[environment]
         if not all(find_spec(module) for module in modules):
             return f'--environments: {environment} must be installed; run: pip install "turncredit[{extra}]"'
-        records = [*known, *(job.key for job in jobs)]
+        records = newest([*known, *(job.key for job in jobs)])
         try:
             runs = by_method([r for r in records if (environment, r["flags"]) in kinds], environment)
         except ValueError as error:
@@ -75,7 +77,7 @@ def problem(args: argparse.Namespace, jobs: list[Job], known: list[dict[str, Any
 
 def report(paths: list[Path], baseline: str, output: Path) -> None:
     """Print the tables of results and plot them; runs with other flags are in tables of their own."""
-    records = read_results(paths)
+    records = newest(read_results(paths))
     kinds = list(dict.fromkeys((record["environment"], tuple(record["flags"])) for record in records))
     for number, (environment, flags) in enumerate(kinds):
         several = sum(environment == name for name, _ in kinds) > 1
@@ -119,17 +121,17 @@ def main() -> None:
     if args.results:
         report(args.results, args.baseline, args.output)
         return
-    import_methods(args.imports)
+    own = import_own(args.imports)
     shared = ["--set", "eval_steps=0", "--set", "save_steps=5", "--set", "log_completions=0"]
-    shared += [part for module in args.imports for part in ("--import", module)]
     scripts = {name: str(HERE / f"train_{name}.py") for name in args.environments}
     flags = {name: [*shared, PANEL_FLAG[name], str(args.num_eval), *args.flags] for name in args.environments}
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     try:
         arms = [Arm.parse(text) for text in args.methods]
+        arms = [replace(arm, source=own.get(arm.credit, "")) for arm in arms]
     except ValueError as error:
         parser.error(str(error))
-    jobs = list(jobs_of(scripts, arms, seeds, flags))
+    jobs = list(jobs_of(scripts, arms, seeds, flags, args.imports))
     if why := problem(args, jobs, read_results([args.output / RESULTS])):
         parser.error(why)
     panel = Panel(args.output, {"commit": commit()}, args.workers, args.threads)

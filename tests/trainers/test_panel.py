@@ -1,15 +1,21 @@
 """A panel of runs: what is run again and what is not, what its records hold, its table by hand."""
 
+import hashlib
 import json
+import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from turncredit.trainers.launch import panel_report
-from turncredit.trainers.launch.panel import RESULTS, Arm, Job, Panel, jobs_of, read_results, summary
+from turncredit.trainers.launch.options import import_own
+from turncredit.trainers.launch.panel import RESULTS, Arm, Job, Panel, jobs_of, newest, read_results, summary
 from turncredit.trainers.launch.panel_report import area, by_method, panel_table, plot_panel
+from turncredit.trainers.methods import registry
 
 SCRIPT = """
     import argparse, json, sys, time
@@ -20,6 +26,7 @@ SCRIPT = """
         parser.add_argument(name)
     parser.add_argument("--credit-option", action="append")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--import")
     args = parser.parse_args()
     folder = Path(args.output_dir)
     with open(folder / "calls.txt", "a") as file:
@@ -238,3 +245,26 @@ def test_results_are_plain_json_lines(script, tmp_path):
     [line] = (tmp_path / RESULTS).read_text().splitlines()
     assert str(tmp_path) not in line
     assert json.loads(line)["environment"] == "toy"
+
+
+def test_a_method_of_ones_own_is_run_again_with_its_code_alone(script, tmp_path):
+    panel, mine = Panel(tmp_path), Arm("mine", "mine")
+    for source, runs in (("a", 1), ("a", 1), ("b", 2)):
+        arms = [Arm.parse("grpo"), replace(mine, source=source)]
+        panel.run(list(jobs_of({"toy": script}, arms, [0], {"toy": ["--good", "0.2"]}, ["mine.py"])), lambda text: None)
+        kept = newest(read_results([tmp_path / RESULTS]))
+        assert [record.get("source") for record in kept if record["method"] == "mine"] == [source]
+        assert len(read_results([tmp_path / RESULTS])) == 1 + runs
+    [line] = [text for path in tmp_path.glob("runs/toy/grpo/*/calls.txt") for text in path.read_text().splitlines()]
+    assert line.startswith("--import mine.py --credit grpo")
+    assert all("--import" not in record["flags"] for record in kept)
+
+
+def test_what_imports_bring_is_known_by_its_code(tmp_path):
+    path = tmp_path / "brings_a_method.py"
+    code = "from turncredit.trainers import Method, register_method\n\n@register_method('brought')\n"
+    path.write_text(code + "def brought():\n    return Method('grpo')\n")
+    with mock.patch.dict(registry._METHODS), mock.patch.dict(sys.modules):
+        own = import_own([str(path)])
+    assert list(own) == ["brought"]
+    assert own["brought"] == hashlib.sha256(path.read_bytes()).hexdigest()[:12]

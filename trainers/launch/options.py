@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config import GRPOConfig, flat_options
-from ..methods import get_method
+from ..methods import get_method, list_methods
 from ..methods.tryout import try_options
 
 
@@ -92,6 +93,20 @@ def import_methods(modules: Iterable[str]) -> None:
         assert spec.loader is not None
         sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # as an import would, for dataclasses and pickle
         spec.loader.exec_module(sys.modules[path.stem])
+
+
+def import_own(modules: Sequence[str]) -> dict[str, str]:
+    """`import_methods`, and what they brought: names of new methods -> digest of the imported code.
+
+    Raises:
+        SystemExit: see `import_methods`.
+    """
+    known = set(list_methods())
+    import_methods(modules)
+    names = [Path(module).stem if module.endswith(".py") else module for module in modules]
+    files = [getattr(sys.modules[name], "__file__", None) for name in names]
+    code = b"".join(Path(file).read_bytes() for file in files if file)
+    return dict.fromkeys(sorted(set(list_methods()) - known), hashlib.sha256(code).hexdigest()[:12])
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -33,11 +33,13 @@ class Arm:
         label: its name in tables; the method's unless options change it.
         credit: method by name.
         options: its options, as the command line writes them.
+        source: digest of the code of a method of one's own: what was run with other code is run again.
     """
 
     label: str
     credit: str
     options: tuple[str, ...] = ()
+    source: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Arm:
@@ -68,6 +70,7 @@ class Job:
         arm: the method.
         seed: of the run.
         flags: further flags of the script, the same for every method.
+        imports: modules or files of methods, see `import_methods`; they are no setting of the run.
     """
 
     environment: str
@@ -75,18 +78,21 @@ class Job:
     arm: Arm
     seed: int
     flags: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     @property
     def key(self) -> dict[str, Any]:
         """What says that a record is this run's."""
         given = {"credit": self.arm.credit, "options": list(self.arm.options), "flags": list(self.flags)}
+        given |= {"source": self.arm.source} if self.arm.source else {}
         return {"environment": self.environment, "method": self.arm.label, "seed": self.seed, **given}
 
     @property
     def words(self) -> list[str]:
         """Flags of the script, but for where it writes."""
         options = [part for option in self.arm.options for part in ("--credit-option", option)]
-        return ["--credit", self.arm.credit, *options, *self.flags, "--seed", str(self.seed)]
+        imports = [part for module in self.imports for part in ("--import", module)]
+        return [*imports, "--credit", self.arm.credit, *options, *self.flags, "--seed", str(self.seed)]
 
     @property
     def folder(self) -> Path:
@@ -231,8 +237,22 @@ def read_results(paths: Iterable[str | os.PathLike[str]]) -> list[dict[str, Any]
     return list(found.values())
 
 
+def newest(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records without those of a method's earlier code: the last record of a method under its flags says what counts."""
+
+    def arm(record: Mapping[str, Any]) -> str:
+        return json.dumps([record[name] for name in ("environment", "method", "flags")])
+
+    codes = {arm(record): record.get("source") for record in records}
+    return [record for record in records if codes[arm(record)] == record.get("source")]
+
+
 def jobs_of(
-    scripts: Mapping[str, str], arms: Sequence[Arm], seeds: Sequence[int], flags: Mapping[str, Sequence[str]]
+    scripts: Mapping[str, str],
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    flags: Mapping[str, Sequence[str]],
+    imports: Sequence[str] = (),
 ) -> Iterator[Job]:
     """Every arm with every seed in every environment; seed by seed, so that a stopped panel is still paired.
 
@@ -241,15 +261,17 @@ def jobs_of(
         arms: the methods.
         seeds: of the runs.
         flags: environment -> further flags.
+        imports: modules or files of methods.
     """
     for environment, script in scripts.items():
         for seed in seeds:
             for arm in arms:
-                yield Job(environment, script, arm, seed, tuple(flags.get(environment, ())))
+                yield Job(environment, script, arm, seed, tuple(flags.get(environment, ())), tuple(imports))
 
 
 def _frozen(record: Mapping[str, Any]) -> str:
-    return json.dumps([record[name] for name in ("environment", "method", "seed", "credit", "options", "flags")])
+    names = ("environment", "method", "seed", "credit", "options", "flags")
+    return json.dumps([*(record[name] for name in names), *([record["source"]] if "source" in record else [])])
 
 
 def _safe(label: str) -> str:
