@@ -238,7 +238,7 @@ def read_results(paths: Iterable[str | os.PathLike[str]]) -> list[dict[str, Any]
 
 
 def newest(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records without those of a method's earlier code: the last record of a method under its flags says what counts."""
+    """Records without those of a method's earlier code: the last of a method under its flags says what counts."""
 
     def arm(record: Mapping[str, Any]) -> str:
         return json.dumps([record[name] for name in ("environment", "method", "flags")])
