@@ -517,10 +517,17 @@ def test_processes_fit_posterior_credit_together():
     told = [None if batch is None else facts_of(batch, **options) for batch in batches]
     settle = get_method("posterior").settle
     for place, (keep, batch) in enumerate(zip(parts, batches, strict=True)):
+        given = []
         run = types.SimpleNamespace(
-            num_processes=3, accelerator=types.SimpleNamespace(process_index=place), all_gather=lambda _: list(told)
+            num_processes=3,
+            accelerator=types.SimpleNamespace(process_index=place),
+            all_gather=lambda values, given=given: given.extend(values) or list(told),
         )
         credit = settle(whole, batch, run)
+        [own] = given  # what this process tells the others is what they were told above
+        assert (own is None) == (batch is None)
+        if batch is not None:
+            assert all(torch.equal(getattr(own, name), value) for name, value in vars(told[place]).items())
         if batch is not None:
             expected = whole(inputs).advantages[keep[inputs.trajectory_ids]]
             torch.testing.assert_close(credit(batch).advantages, expected, rtol=0, atol=1e-9)

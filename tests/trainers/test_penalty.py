@@ -65,6 +65,16 @@ def test_the_methods_own_options_decide(tmp_path, options):
     assert "credit/invalid_residual_mean_abs" not in plain.metrics
 
 
+def test_the_residual_is_measured_by_returns_that_fade_with_the_advantages(tmp_path):
+    rewards, valid = [1.0, 0.0], [[True, False], [True, True]]
+    result, _ = phase_of(tmp_path, rewards, valid, credit="grpo", credit_options={"outcome_discount": 0.5})
+    # two turns each: returns 0.25 and 0, deviation 0.25 / sqrt 2; a quarter of the turns is invalid
+    size = 0.25 / 2**0.5 + 1e-4
+    residual = torch.tensor([0.025, -0.075, 0.025, 0.025]) / size
+    expected = torch.tensor([0.125, 0.125, -0.125, -0.125]) / size + residual
+    assert result.rows.advantages[:, 0].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+
+
 def test_align_opsd_adds_its_own_once(tmp_path):
     result, _ = phase_of(
         tmp_path, FAILED, ONE_IN_FOUR, credit="align_opsd", credit_options={"alpha_max": 0.0, "spans": "turn"}
