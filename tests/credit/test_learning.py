@@ -216,6 +216,7 @@ def test_the_script_sweeps_compares_and_goes_on_where_it_was(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(script, "SHIPPED", tmp_path / "none.json")
+    monkeypatch.setattr(script, "SWEEP_SEEDS", (0, 1, 2))
     with pytest.raises(SystemExit, match="must have a swept learning rate, got 'exact'"):
         script.main(small(tmp_path))
     script.main(small(tmp_path, "broken", "--sweep"))
@@ -282,6 +283,7 @@ def test_the_rule_prefers_rates_that_do_not_collapse(
 
     monkeypatch.setattr(script, "run_cell", run_cell)
     monkeypatch.setattr(script, "SHIPPED", tmp_path / "none.json")
+    monkeypatch.setattr(script, "SWEEP_SEEDS", (0, 1, 2))
     script.main(small(tmp_path, "--sweep"))
     chosen = json.loads((tmp_path / "learning_rates.json").read_text())
     assert chosen["rates"] == dict.fromkeys(("exact", "grpo", "mine", "agent_opsd"), 1.0)
