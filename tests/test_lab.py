@@ -31,3 +31,33 @@ def test_every_run_says_what_made_it(name):
         assert len(record["success"]) == record["updates"]
         assert record["after"]["episodes"] >= 200
         assert len(record["commit"].rstrip("+")) == 10
+
+
+def differences(name):
+    """Method -> its differences from GRPO in training area and held-out success, as the tables print them."""
+    runs = by_method(read_results([DOCS / "lab" / f"agents_{name}.jsonl"]), name)
+    rows = [[cell.strip() for cell in line.split("|")] for line in panel_table(runs)[2:]]
+    return {row[1]: (row[4], row[6]) for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("alfworld", "ALFWorld"), ("webshop", "WebShop"), ("search_qa", "Search-QA")]
+)
+def test_the_methods_page_repeats_the_panels(name, label):
+    def short(cell):
+        return cell.split(" ±")[0] + (cell[-1:] if cell.endswith(("*", "!")) else "")
+
+    known = {method: f"{label} {' / '.join(map(short, cells))}" for method, cells in differences(name).items()}
+    page = (DOCS / "methods.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in page if "| trained, " in line or "; trained, " in line]
+    said = {line.split("`")[1]: line for line in rows if label in line.split("trained, ")[1]}
+    assert said
+    assert all(known[method] in line for method, line in said.items())
+
+
+def test_the_readme_repeats_the_panel():
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    found = differences("alfworld")
+    for method in ("agent_opsd", "align_opsd_turn"):
+        row = next(line for line in readme.splitlines() if line.startswith(f"| `{method}` |"))
+        assert all(cell.rstrip("*!") in row for cell in found[method])
