@@ -3,11 +3,11 @@
     python examples/compare_learning.py --output outputs/learning
 
 Claim (docs/lab/tabular.md): of the area between GRPO's learning curve and that of exact advantages, posterior credit
-closes nine tenths, GiGPO and an outcome faded by 0.95 a turn less than half each, AgentOPSD a sixth. Softmax policies
+closes four fifths, GiGPO and an outcome faded by 0.95 a turn two fifths each, AgentOPSD a tenth. Softmax policies
 with shared features start uniform and take 40 updates of 2 groups of 8 rollouts on every process, under the teacher of
 the current policy. Learning rates (docs/lab/learning_rates.json) were chosen by --sweep on development seeds, by one
-rule for all. Five minutes on two idle cores, eight with --teachers noisy strong adversarial; a killed run goes on where
-it was. A method of one's own, registered by a module given with --import, is swept, then compared:
+rule for all. Five minutes on two idle cores (the page: --seeds 20 --teachers noisy strong adversarial, 14); a killed run
+goes on where it was. A method of one's own, registered by a module given with --import, is swept, then compared:
 
     python examples/compare_learning.py --import mine --methods mine --sweep
     python examples/compare_learning.py --import mine --methods mine
