@@ -6,8 +6,8 @@ Claim (docs/lab/tabular.md): of the area between GRPO's learning curve and that 
 closes four fifths, GiGPO and an outcome faded by 0.95 a turn two fifths each, AgentOPSD a tenth. Softmax policies
 with shared features start uniform and take 40 updates of 2 groups of 8 rollouts on every process, under the teacher of
 the current policy. Learning rates (docs/lab/learning_rates.json) were chosen by --sweep on development seeds, by one
-rule for all. Five minutes on two idle cores (the page: --seeds 20 --teachers noisy strong adversarial, 14); a killed run
-goes on where it was. A method of one's own, registered by a module given with --import, is swept, then compared:
+rule for all. Five minutes on two idle cores (the page: --seeds 20 --teachers noisy strong adversarial, 14); a killed
+run goes on where it was. A method of one's own, registered by a module given with --import, is swept, then compared:
 
     python examples/compare_learning.py --import mine --methods mine --sweep
     python examples/compare_learning.py --import mine --methods mine
