@@ -1,10 +1,12 @@
 """Credit functions: which turn earned the reward? Tensors in, tensors out.
 
 Here are the batch, its signals, and the methods. AlignOPSD's pieces are in :mod:`~turncredit.credit.align`, those of
-AgentOPSD in :mod:`~turncredit.credit.agent`, those of posterior credit in :mod:`~turncredit.credit.posterior`;
+AgentOPSD in :mod:`~turncredit.credit.agent`, those of posterior credit in :mod:`~turncredit.credit.posterior`,
+methods to compare with in :mod:`~turncredit.credit.baselines`;
 synthetic truth, fidelity and pictures in :mod:`~turncredit.credit.lab`.
 """
 
+from . import baselines  # noqa: F401  registers them
 from .agent import agent_opsd
 from .align import align_opsd
 from .gigpo import gigpo

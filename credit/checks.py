@@ -30,8 +30,10 @@ _SHAPE_FIXES = {
 
 
 def suggest(value: Any, known: Sequence[str], otherwise: str) -> str:
-    """``did you mean 'x'?`` for a name that resembles a known one, else ``otherwise``."""
-    close = difflib.get_close_matches(str(value), known, 1)
+    """``did you mean 'x'?`` for a name that resembles a known one, else ``otherwise``; letters that only changed places
+    come first."""
+    close = difflib.get_close_matches(str(value), known, 5)
+    close.sort(key=lambda name: sorted(name) != sorted(str(value)))
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 

@@ -10,7 +10,7 @@ from .groups import faded, group_metrics, group_relative_advantages
 from .inputs import Credit, CreditInputs
 from .metrics import Mean
 from .registry import register_credit
-from .segments import decayed_sums, wide
+from .states import discounted, earned, state_ids
 from .tokens import mean_factor, spread
 
 
@@ -53,15 +53,12 @@ def gigpo(
     check_range("gigpo", "step_weight", step_weight, 0, float("inf"), ")")
     check_range("gigpo", "discount", discount, 0, 1, "(")
     check_choice("gigpo", "normalization", normalization, ("mean", "mean_std"))
-    assert inputs.anchor_ids is not None
     divide = normalization == "mean_std"
     outcomes = faded(inputs.rewards, inputs.turn_counts, outcome_discount)
     episode = group_relative_advantages(outcomes, inputs.group_ids, scale_rewards=divide, eps=eps)
     episode = episode.to(inputs.dtype)
     returns = step_returns(inputs, discount=discount)
-    anchors = torch.unique(inputs.anchor_ids, return_inverse=True)[1]
-    pairs = inputs.group_index[inputs.trajectory_ids] * (anchors.max() + 1) + anchors
-    anchors = torch.unique(pairs, return_inverse=True)[1]
+    anchors = state_ids(inputs)
     steps = group_relative_advantages(returns, anchors, scale_rewards=divide, eps=eps).to(inputs.dtype)
     rows = episode[inputs.trajectory_ids]
     turns = rows + step_weight * steps
@@ -80,16 +77,7 @@ def step_returns(inputs: CreditInputs, *, discount: float = 0.95) -> Tensor:
 
     Without ``turn_rewards`` the trajectory's reward is earned at its last turn.
     """
-    trajectory, counts = inputs.trajectory_ids, inputs.turn_counts
-    left = counts[trajectory] - 1 - inputs.turn_ids
-    dtype = wide(trajectory.device)
-    if inputs.turn_rewards is None:
-        earned = torch.where(left == 0, inputs.rewards[trajectory].to(dtype), 0.0)
-    else:
-        earned = inputs.turn_rewards.to(dtype)
-    grid = earned.new_zeros(inputs.num_trajectories, int(counts.max()))
-    grid[trajectory, left] = earned
-    return decayed_sums(grid, discount)[trajectory, left]
+    return discounted(inputs, earned(inputs), discount)
 
 
 def similarity_anchors(inputs: CreditInputs, embeddings: Tensor, *, threshold: float = 0.95) -> Tensor:

@@ -72,6 +72,32 @@ def group_relative_advantages(
     return advantages.masked_fill(zero, 0.0).to(torch.float64 if rewards.dtype == torch.float64 else torch.float32)
 
 
+def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Advantage over the mean of the *other* rollouts: ``A_i = R_i - mean_{j != i} R_j = n / (n - 1) (R_i - mean R)``.
+
+    What counts as equal is decided as in :func:`group_relative_advantages`; a group of one gives exactly 0.
+
+    Source: LOOP (arXiv 2502.01600), docs/equations.md#rloo.
+
+    Args:
+        rewards: ``[N]`` float.
+        group_ids: ``[N]`` int64, any distinct integers.
+
+    Returns:
+        ``[N]`` advantages in the dtype of ``rewards`` (half precision gives float32).
+
+    Raises:
+        TypeError, ValueError: as :func:`group_relative_advantages`.
+
+    >>> leave_one_out_advantages(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([7, 7, 7]))
+    tensor([ 0.7500, -0.7500,  0.0000])
+    """
+    advantages = group_relative_advantages(rewards, group_ids, scale_rewards=False)
+    _, ids, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
+    members = sizes[ids].to(advantages.dtype)
+    return advantages * members / (members - 1).clamp(min=1)
+
+
 def faded(rewards: Tensor, turn_counts: Tensor, outcome_discount: float) -> Tensor:
     """Returns that fade with the length of their trajectory: ``outcome_discount ** K_i * R_i``.
 

@@ -59,9 +59,9 @@ SATURATION = ("belief_saturated_share", "first_turn_revision_share")
 LOWER_IS_BETTER = ("redundant_share", "sign_errors", "direction_errors", *SATURATION)
 EXACT = "exact advantages"
 FAMILIES = {
-    "outcome only": ("grpo", "dr_grpo", "faded_grpo"),
-    "anchors": ("gigpo", "posterior_anchors"),
-    "teacher within a turn": ("rlsd", "step_opsd"),
+    "outcome only": ("grpo", "dr_grpo", "faded_grpo", "rloo", "mt_grpo"),
+    "anchors": ("gigpo", "hgpo", "graphgpo", "g2po", "gagpo", "rewardflow", "posterior_anchors"),
+    "teacher within a turn": ("rlsd", "step_opsd", "hcapo"),
     "AgentOPSD": ("agent_opsd",),
     "AlignOPSD": ("align_opsd",),
     "posterior": ("posterior",),
@@ -70,7 +70,8 @@ FAMILIES = {
     "the truth": (EXACT,),
 }
 MAIN = (
-    "grpo", "faded_grpo", "gigpo", "posterior_anchors", "rlsd", "step_opsd", "agent_opsd", "agent_opsd_calibrated",
+    "grpo", "faded_grpo", "gigpo", "hgpo", "graphgpo", "g2po", "gagpo", "rewardflow", "posterior_anchors", "rlsd",
+    "step_opsd", "hcapo", "agent_opsd", "agent_opsd_calibrated",
     "align_opsd", "align_opsd_turn", "posterior", "posterior_teacher", "posterior_all", "plain_gap",
 )  # fmt: skip
 CALIBRATION = {

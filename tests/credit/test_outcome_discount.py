@@ -13,6 +13,7 @@ from turncredit.credit import CreditInputs, get_credit, grpo
 from turncredit.credit.groups import faded
 
 NAMES = ["grpo", "dr_grpo", "gigpo", "rlsd", "step_opsd", "agent_opsd", "agent_opsd_token", "posterior", "align_opsd"]
+NAMES += ["rloo", "graphgpo", "g2po", "hcapo"]
 
 
 def batch(name: str) -> CreditInputs:
@@ -48,7 +49,7 @@ def test_one_changes_nothing_and_less_is_the_method_on_faded_rewards(name: str) 
     assert not torch.equal(credit.advantages, plain.advantages)
     rewards = inputs.rewards * 0.7 ** inputs.turn_counts.double()
     replaced = replace(inputs, rewards=rewards)
-    if name == "gigpo":  # step returns have their own discount
+    if name in ("gigpo", "graphgpo", "g2po", "hcapo"):  # step returns have their own discount
         last = inputs.turn_ids == inputs.turn_counts[inputs.trajectory_ids] - 1
         replaced = replace(replaced, turn_rewards=last * inputs.rewards[inputs.trajectory_ids])
     torch.testing.assert_close(credit.advantages, get_credit(name)(replaced).advantages, rtol=0, atol=1e-12)

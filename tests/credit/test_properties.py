@@ -27,6 +27,13 @@ METHODS = [
     "step_opsd",
     "gigpo",
     "gigpo_std",
+    "rloo",
+    "hgpo",
+    "graphgpo",
+    "g2po",
+    "gagpo",
+    "rewardflow",
+    "hcapo",
 ]
 RESHAPING = [name for name in METHODS if name.startswith("agent_opsd")] + ["rlsd"]
 seeds = st.integers(0, 10_000)

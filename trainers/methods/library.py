@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...credit import CreditInputs, CreditMethod, get_credit, posterior, step_opsd
+from ...credit.baselines import hcapo
 from ...credit.posterior import facts_of
 from ..terms import SDARTerm, SkillSDTerm
 from .method import Method, Teacher
@@ -22,6 +23,7 @@ def with_the_others(credit: CreditMethod, inputs: CreditInputs | None, run: Run)
 
 
 goes_with(step_opsd, teacher=Teacher("stale", refresh_every=10, context="hindsight"))
+goes_with(hcapo, teacher=Teacher("current", context="hindsight"))
 goes_with(posterior, settle=with_the_others)
 
 
