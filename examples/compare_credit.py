@@ -1,6 +1,7 @@
 """Is the credit right? Every registered method against the exact advantages of nine processes and eight teachers.
 
     python examples/compare_credit.py --output outputs/fidelity
+    python examples/compare_credit.py --real alfworld       # against measured advantages, see compare_real.py
 
 Claim: with a good teacher the published turn-level methods put 84 to 88 in 100 pairs of turns in the right order (GRPO:
 50), with a strong, shifted or noisy one most put 51 to 79, with an adversarial one 11 to 13; ``posterior``, which reads
@@ -184,6 +185,14 @@ def cell(values: list[float], baseline: list[float], measure: str) -> str:
     return f"{mean:.2f}" + ("" if math.isnan(half) else f" ±{half:.2f}") + sign
 
 
+def over_seeds(values: list[float], baseline: list[float], measure: str) -> str:
+    """`cell` over the seeds at which both are defined."""
+    both = [pair for pair in zip(values, baseline, strict=True) if not any(map(math.isnan, pair))]
+    if not both:
+        return "-"
+    return cell([value for value, _ in both], [base for _, base in both], measure)
+
+
 class Column(NamedTuple):
     """What a column averages."""
 
@@ -284,11 +293,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--groups", type=int, default=8, help="groups of 8 rollouts per process, teacher and seed")
+    parser.add_argument("--groups", type=int, help="groups of 8 rollouts per process, teacher and seed: 8; --real: 6")
     parser.add_argument("--methods", nargs="*", default=[], help="registered names; all if left out; grpo is added")
     parser.add_argument("--import", dest="modules", nargs="*", default=[], help="modules that register methods")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=Path("outputs/fidelity"))
+    parser.add_argument("--output", type=Path, help="outputs/fidelity, or outputs/real")
+    parser.add_argument(
+        "--real", choices=("alfworld", "webshop", "search_qa"), help="against measured advantages there"
+    )
+    parser.add_argument("--continuations", type=int, default=8, help="with --real: from every state")
     parser.add_argument("--page", type=Path, help="page whose first table of methods is brought up to date")
     options = parser.parse_args()
     if options.page and "\n| method |" not in options.page.read_text(encoding="utf-8"):
@@ -299,6 +312,12 @@ def main() -> None:
     names = ["grpo", *(n for n in options.methods if n != "grpo")] if options.methods else []
     for name in names:
         get_credit(name)  # unknown ones fail here
+    options.groups = options.groups or (6 if options.real else 8)
+    options.output = options.output or Path("outputs/real" if options.real else "outputs/fidelity")
+    if options.real:
+        import compare_real
+
+        return compare_real.main(options, over_seeds)
     began = time.perf_counter()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     jobs = [Job(seed, process, options.groups, names, options.modules) for seed in seeds for process in PROCESSES]

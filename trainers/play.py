@@ -54,6 +54,8 @@ def play_tasks(trainer: GRPOTrainer, tasks: Sequence[Task]) -> list[Trajectory]:
     """This process's share of an update's tasks, in the context that the method's student reads."""
     rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
     mine = list(tasks)[rank::world]
+    if trainer.method.rollouts is not None:
+        return _played_by_method(trainer, mine, rank, world)
     total = len(mine) * trainer.config.num_generations
     with _bar(trainer, total, f"update {trainer.step + 1} rollouts") as bar, trainer.generation():
         trajectories = trainer.collector.collect(
@@ -65,6 +67,22 @@ def play_tasks(trainer: GRPOTrainer, tasks: Sequence[Task]) -> list[Trajectory]:
             progress=bar,
         )
     # group ids count over the whole update: task j of this process is task rank + j * world of all
+    return [replace(t, group_id=rank + t.group_id * world) for t in trajectories]
+
+
+def _played_by_method(trainer: GRPOTrainer, mine: Sequence[Task], rank: int, world: int) -> list[Trajectory]:
+    """What the method's own rollouts are, checked."""
+    rollouts, size = trainer.method.rollouts, trainer.config.num_generations
+    assert rollouts is not None
+    trainer.run.step = trainer.step
+    trajectories = list(rollouts(mine, trainer.run))
+    places = [(t.group_id, t.rollout_index) for t in trajectories]
+    inside = all(0 <= group < len(mine) and 0 <= index < size for group, index in places)
+    if not inside or len(set(places)) < len(places):
+        raise ValueError(
+            f"{trainer.method.name}: rollouts must give every trajectory a place of its own, group_id below "
+            f"{len(mine)} and rollout_index below {size}, got {sorted(places)[:8]}; set both in its EpisodeStart"
+        )
     return [replace(t, group_id=rank + t.group_id * world) for t in trajectories]
 
 

@@ -8,5 +8,7 @@ from .hgpo import hgpo
 from .mt_grpo import mt_grpo
 from .rewardflow import rewardflow
 from .rloo import rloo
+from .tree_grpo import tree_grpo
+from .vineppo import vineppo
 
-__all__ = ["g2po", "gagpo", "graphgpo", "hcapo", "hgpo", "mt_grpo", "rewardflow", "rloo"]
+__all__ = ["g2po", "gagpo", "graphgpo", "hcapo", "hgpo", "mt_grpo", "rewardflow", "rloo", "tree_grpo", "vineppo"]

@@ -12,7 +12,18 @@ from helpers import reference_baselines as reference
 from helpers.credit_cases import hand_batch, random_batch
 
 from turncredit.credit import get_credit, grpo
-from turncredit.credit.baselines import g2po, gagpo, graphgpo, hcapo, hgpo, mt_grpo, rewardflow, rloo
+from turncredit.credit.baselines import (
+    g2po,
+    gagpo,
+    graphgpo,
+    hcapo,
+    hgpo,
+    mt_grpo,
+    rewardflow,
+    rloo,
+    tree_grpo,
+    vineppo,
+)
 from turncredit.credit.baselines.graphs import best_values, goal_distances
 from turncredit.credit.states import following, preceding, state_ids
 
@@ -140,6 +151,27 @@ def test_hcapo_by_hand() -> None:
     a = 1 / math.sqrt(2)
     near(turns_of(credit), [a + 0.7 / std, a + 0.3 / std, -a - 0.5 / std, -a - 0.5 / std])
     assert credit.metrics["clipped_ratio_share"] == 0.5
+
+
+def test_vineppo_by_hand() -> None:
+    # the advantages as they were measured; scaled by the deviation of returns 1 and 0, sqrt(1/2)
+    measured = torch.tensor([0.5, 0.25, -0.5, 0.0]).double()
+    inputs = hand_batch([[0.0, 0.0], [0.0, 0.0]], [1.0, 0.0], extras={"branch_advantages": measured})
+    near(turns_of(vineppo(inputs)), measured.tolist())
+    near(turns_of(vineppo(inputs, scale_rewards=True)), (measured / (math.sqrt(0.5) + 1e-4)).tolist())
+    equal = replace(inputs, rewards=torch.ones(2).double())
+    near(turns_of(vineppo(equal, scale_rewards=True)), measured.tolist())
+
+
+def test_tree_grpo_by_hand() -> None:
+    # trees {1, 0} and {1, 1}, group 1 0 1 1: mean 3/4, deviation 1/2. The first turn of the first tree has both leaves
+    # behind it: L = 1/2: 0 within and -1/4 over 1/2; its second: +-(1/2) / sqrt(1/2) and (L - 3/4) / (1/2).
+    leaves = torch.tensor([0.5, 1.0, 0.0, 1.0, 1.0]).double()
+    inputs = hand_batch([[0.0, 0.0], [0.0], [0.0], [0.0]], [1.0, 0.0, 1.0, 1.0])
+    inputs = replace(inputs, extras={"leaf_returns": leaves, "tree_ids": torch.tensor([0, 0, 1, 1])})
+    z = 1 / math.sqrt(2)
+    near(turns_of(tree_grpo(inputs, eps=0.0)), [-0.5, z + 0.5, -z - 1.5, 0.5, 0.5])
+    near(turns_of(tree_grpo(inputs, scale_rewards=False)), [-0.25, 0.75, -1.25, 0.25, 0.25])
 
 
 def test_neighbours() -> None:

@@ -8,6 +8,9 @@ import torch
 
 from turncredit.credit import CreditInputs
 
+NOT_HERE = {"correspondence", "turn_rewards", "branch_advantages", "tree_ids"}
+"""Signals that `random_batch` does not have."""
+
 
 def random_batch(
     seed: int = 0,

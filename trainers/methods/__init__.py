@@ -1,6 +1,6 @@
 """Training methods: what each name trains, who makes the signals it reads, and its only door to the model."""
 
-from . import align_opsd, anchors, library
+from . import align_opsd, anchors, branches, library
 from .contexts import register_context
 from .method import Method, Teacher
 from .providers import list_providers, provides
@@ -13,6 +13,7 @@ __all__ = [
     "Teacher",
     "align_opsd",
     "anchors",
+    "branches",
     "get_method",
     "goes_with",
     "library",

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...credit import CreditInputs, CreditMethod
+from ...envs import Task
 from ...rollout.options import check_options, count, number
+from ...rollout.types import Trajectory
 from ..checkpoint import Stateful
 from ..terms import LossTerm, check_terms
 
@@ -85,6 +87,9 @@ class Method:
         prepare: ``(batch, run) -> signals`` for credit and terms, after the rollouts; may call `run`. Every process
             calls it, also with an empty batch.
         gives: names of the signals that `prepare` returns, or that stand in the credit's details and a term reads.
+        rollouts: ``(tasks, run) -> trajectories`` instead of ``num_generations`` episodes of each of this process's
+            tasks; group ids count the tasks given, rollout indices a group's trajectories from 0 to ``num_generations``
+            less one. Every process calls it, also without a task.
         settle: ``(credit, inputs, run) -> credit`` with what only all processes together can say; inputs are None on a
             process without a turn.
         state: parts of one's own that checkpoints save, alike on every process.
@@ -104,6 +109,7 @@ class Method:
     modules: Callable[[int], Mapping[str, nn.Module]] | None = None
     prepare: Callable[[TurnBatch, Run], Mapping[str, Tensor] | None] | None = None
     gives: tuple[str, ...] = ()
+    rollouts: Callable[[Sequence[Task], Run], list[Trajectory]] | None = None
     settle: Callable[[CreditMethod, CreditInputs | None, Run], CreditMethod] | None = None
     state: Mapping[str, Stateful] = field(default_factory=dict)
     invalid_penalty: float | None = None
