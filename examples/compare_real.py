@@ -19,7 +19,6 @@ import importlib
 import json
 import math
 import os
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -177,9 +176,8 @@ def table(lines: Sequence[dict[str, Any]], order: Sequence[str], cell: Cell) -> 
     return rows
 
 
-def load(modules: Sequence[str], path: list[str]) -> None:
-    """In a worker: the examples, and what registers methods."""
-    sys.path[:0] = [place for place in path if place not in sys.path]
+def load(modules: Sequence[str]) -> None:
+    """In a worker: what registers methods."""
     for module in modules:
         importlib.import_module(module)
 
@@ -202,7 +200,7 @@ def main(options: argparse.Namespace, cell: Cell) -> None:
     missing = [seed for seed in wanted if seed not in [line["seed"] for line in known]]
     arguments = [(options.real, seed, options.groups, options.continuations, names) for seed in missing]
     context = get_context("spawn")
-    with ProcessPoolExecutor(options.workers, context, load, (options.modules, sys.path)) as pool:
+    with ProcessPoolExecutor(options.workers, context, load, (options.modules,)) as pool:
         for line in pool.map(judge_seed, *zip(*arguments, strict=True)) if arguments else ():
             known.append(line)
             with path.open("a", encoding="utf-8") as file:

@@ -60,6 +60,11 @@ def made_up_inputs(method: CreditMethod, rollouts: int) -> CreditInputs:
         selection = {name: method.options[name] for name in ("similarity_threshold", "top_k") if name in method.options}
         sources = select_sources(correspondence, **selection)
         correspondence = correspondence.with_scores(sources, teacher[sources.target])
+    played = {
+        "branch_advantages": teacher[:, 0] - student[:, 0],
+        "tree_ids": torch.arange(n) % 2,
+        "leaf_returns": success[trajectories],
+    }
     return CreditInputs(
         response_mask=mask,
         trajectory_ids=trajectories,
@@ -74,4 +79,5 @@ def made_up_inputs(method: CreditMethod, rollouts: int) -> CreditInputs:
         anchor_ids=turns + _TURNS * groups[trajectories],
         turn_rewards=success[trajectories] * (turns == _TURNS - 1),
         correspondence=correspondence,
+        extras={name: value for name, value in played.items() if name in method.requires},
     )
