@@ -1,8 +1,9 @@
 """Credit functions: which turn earned the reward? Tensors in, tensors out.
 
 Here are the batch, its signals, and the methods. AlignOPSD's pieces are in :mod:`~turncredit.credit.align`, those of
-AgentOPSD in :mod:`~turncredit.credit.agent`, those of posterior credit in :mod:`~turncredit.credit.posterior`;
-synthetic truth, fidelity and pictures in :mod:`~turncredit.credit.lab`.
+AgentOPSD in :mod:`~turncredit.credit.agent`, methods with one more signal in :mod:`~turncredit.credit.learned`, those
+of posterior credit in :mod:`~turncredit.credit.posterior`; synthetic truth, fidelity and pictures in
+:mod:`~turncredit.credit.lab`.
 """
 
 from .agent import agent_opsd
@@ -11,6 +12,7 @@ from .gigpo import gigpo
 from .groups import group_relative_advantages
 from .grpo import grpo
 from .inputs import Credit, CreditInputs
+from .learned import turn_gae as turn_gae
 from .metrics import Mean
 from .posterior import posterior
 from .registry import CreditMethod, get_credit, list_credits, register_credit

@@ -72,6 +72,39 @@ def group_relative_advantages(
     return advantages.masked_fill(zero, 0.0).to(torch.float64 if rewards.dtype == torch.float64 else torch.float32)
 
 
+def leave_one_out(values: Tensor, group_ids: Tensor, owners: Tensor | None = None) -> Tensor:
+    """How far each value lies above the mean of the others' of its group: RLOO's baseline.
+
+    Equal values, to a millionth of the largest, give exactly 0, and so does a group with one owner.
+
+    Source: RLOO (arXiv 2402.14740) and LOOP (arXiv 2502.01600), docs/equations.md#istar.
+
+    Args:
+        values: ``[E]`` float.
+        group_ids: ``[E]`` int64, any integers.
+        owners: ``[E]`` int64, whose each value is; the others' are those of other owners. None: each its own.
+
+    Returns:
+        ``[E]`` in the wide dtype.
+
+    >>> leave_one_out(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([7, 7, 7])).tolist()
+    [0.75, -0.75, 0.0]
+    """
+    wide_values = values.detach().to(wide(values.device))
+    groups, ids = torch.unique(group_ids, return_inverse=True)
+    owners = torch.arange(len(values), device=values.device) if owners is None else owners
+    names, own = torch.unique(torch.stack([ids, owners]), dim=1, return_inverse=True)
+    ones = torch.ones_like(wide_values)
+    total, count = (segment_sum(x, ids, len(groups))[ids] for x in (wide_values, ones))
+    mine, members = (segment_sum(x, own, names.shape[1])[own] for x in (wide_values, ones))
+    others = count - members
+    centred = wide_values - (total - mine) / others.clamp(min=1)
+    low, high = segment_extremes(wide_values, ids, len(groups))
+    rounding = _ROUNDING * torch.maximum(low.abs(), high.abs())
+    zero = (others == 0) | (high - low <= rounding)[ids] | (centred.abs() <= (_AT_THE_MEAN * rounding)[ids])
+    return centred.masked_fill(zero, 0.0)
+
+
 def faded(rewards: Tensor, turn_counts: Tensor, outcome_discount: float) -> Tensor:
     """Returns that fade with the length of their trajectory: ``outcome_discount ** K_i * R_i``.
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..credit.segments import wide
+
 POLICY_LOSSES = ("clip", "cispo")
 
 RATIO_LEVELS = ("token", "turn", "trajectory")
@@ -140,8 +142,8 @@ def sequence_log_ratios(log_ratios: Tensor, sequences: Tensor) -> Tensor:
     tensor([0.2000, 0.2000, 0.5000])
     """
     labels, index = torch.unique(sequences, return_inverse=True)
-    wide = log_ratios.detach().double() if log_ratios.device.type != "mps" else log_ratios.detach()
-    sums = wide.new_zeros(len(labels)).index_add_(0, index, wide)
+    values = log_ratios.detach().to(wide(log_ratios.device))
+    sums = values.new_zeros(len(labels)).index_add_(0, index, values)
     return (sums / torch.bincount(index, minlength=len(labels)).clamp(min=1))[index].to(log_ratios.dtype)
 
 

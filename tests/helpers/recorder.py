@@ -39,6 +39,7 @@ NAMES = (
     "align_opsd_search_3b align_opsd_search_7b align_opsd_token align_opsd_turn align_opsd_webshop_3b "
     "align_opsd_webshop_7b dr_grpo faded_grpo gigpo gigpo_std grpo grpo_opsd opsd posterior posterior_all "
     "posterior_anchors posterior_sources posterior_teacher rlsd sdar skill_grpo skill_sd step_opsd "
+    "empg igpo istar spa_rl turn_ppo "
 )
 SHARDED = ("agent_opsd", "step_opsd", "align_opsd")
 ALIGNED = ("posterior_all", "posterior_sources")

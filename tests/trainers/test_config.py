@@ -277,7 +277,10 @@ def test_trls_values_have_their_meaning_here():
         ({"scale_rewards": "batch"}, r'scale_rewards must be True \("group"\) or False \("none"\), got .batch'),
         ({"loss_type": "bnpo"}, "loss_type must be one of .*'grpo', 'dapo', 'dr_grpo'"),
         ({"loss_type": "cispo"}, 'loss_type must be an average, got "cispo"; write policy_loss="cispo"'),
-        ({"importance_sampling_level": "sequence"}, 'importance_sampling_level must be "token", "turn" or "trajectory"'),
+        (
+            {"importance_sampling_level": "sequence"},
+            'importance_sampling_level must be "token", "turn" or "trajectory"',
+        ),
     ],
 )
 def test_what_trl_has_and_this_library_has_not_is_refused_with_advice(options, message):

@@ -1,6 +1,6 @@
 """Training methods: what each name trains, who makes the signals it reads, and its only door to the model."""
 
-from . import align_opsd, anchors, library
+from . import align_opsd, anchors, learned, library, reward_model
 from .contexts import register_context
 from .method import Method, Teacher
 from .providers import list_providers, provides
@@ -15,10 +15,12 @@ __all__ = [
     "anchors",
     "get_method",
     "goes_with",
+    "learned",
     "library",
     "list_methods",
     "list_providers",
     "provides",
     "register_context",
     "register_method",
+    "reward_model",
 ]
