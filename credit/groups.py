@@ -72,7 +72,7 @@ def group_relative_advantages(
     return advantages.masked_fill(zero, 0.0).to(torch.float64 if rewards.dtype == torch.float64 else torch.float32)
 
 
-def leave_one_out(values: Tensor, group_ids: Tensor, owners: Tensor | None = None) -> Tensor:
+def leave_one_out(values: Tensor, group_ids: Tensor, owners: Tensor | None = None, *, tolerance: float = 0.0) -> Tensor:
     """How far each value lies above the mean of the others' of its group: RLOO's baseline.
 
     Equal values, to a millionth of the largest, give exactly 0, and so does a group with one owner.
@@ -83,6 +83,7 @@ def leave_one_out(values: Tensor, group_ids: Tensor, owners: Tensor | None = Non
         values: ``[E]`` float.
         group_ids: ``[E]`` int64, any integers.
         owners: ``[E]`` int64, whose each value is; the others' are those of other owners. None: each its own.
+        tolerance: differences up to this count as none, too.
 
     Returns:
         ``[E]`` in the wide dtype.
@@ -100,7 +101,7 @@ def leave_one_out(values: Tensor, group_ids: Tensor, owners: Tensor | None = Non
     others = count - members
     centred = wide_values - (total - mine) / others.clamp(min=1)
     low, high = segment_extremes(wide_values, ids, len(groups))
-    rounding = _ROUNDING * torch.maximum(low.abs(), high.abs())
+    rounding = _ROUNDING * torch.maximum(low.abs(), high.abs()) + tolerance
     zero = (others == 0) | (high - low <= rounding)[ids] | (centred.abs() <= (_AT_THE_MEAN * rounding)[ids])
     return centred.masked_fill(zero, 0.0)
 

@@ -157,8 +157,8 @@ class TaskSuite(Protocol):
       ``{"enable_thinking": False}``; a run's own win;
     - ``causal_span`` (``"action_only"``, the default, or ``"clean_step"``): the span of a turn that StepOPSD credits;
     - ``same_target(action, action) -> bool``: AlignOPSD's action filter also asks it;
-    - ``gold_answer(task) -> str``: the answer whose probability IGPO asks the policy, and ``answer_opening``, the text of
-      a response in front of it.
+    - ``gold_answer(task) -> str``: the answer whose probability IGPO asks the policy, and ``answer_opening``, the text
+      of a response in front of it.
     """
 
     @property

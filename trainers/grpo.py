@@ -290,8 +290,7 @@ class GRPOTrainer:
         if self.teacher.snapshot is not None:
             self.teacher.snapshot.update(self.step + 1)
         for part in self.method.state.values():
-            if hasattr(part, "finished"):
-                part.finished()
+            getattr(part, "finished", lambda: None)()
         self.step += 1
         self.update_metrics, self.evaluation = metrics, None
         self.evaluation_due = evaluation_due(self)

@@ -23,6 +23,9 @@ REFERENCES = {"rollout": "student_logprobs", "initial": "ref_logprobs"}
 """Whose log-probs the reward model's are compared with: the policy's that sampled, or the frozen reference's."""
 
 
+_TIE = 1e-3  # nats; two passes of equal weights differ by some 1e-5 over a turn
+
+
 def _requires(options: Mapping[str, Any]) -> tuple[str, ...]:
     name = options.get("reference", "rollout")
     check_choice("istar", "reference", name, tuple(REFERENCES))
@@ -68,7 +71,7 @@ def istar(
     outcomes = faded(inputs.rewards, inputs.turn_counts, outcome_discount)
     episode = leave_one_out(outcomes, groups).to(inputs.dtype)
     rewards = beta * log_ratio_sums(inputs, reference)
-    steps = leave_one_out(rewards, groups[owner], owner).to(inputs.dtype)
+    steps = leave_one_out(rewards, groups[owner], owner, tolerance=_TIE * beta).to(inputs.dtype)
     turns = episode[owner] + step_weight * steps
     metrics = {
         "mean_implicit_reward": Mean(float(rewards.mean()), rewards.numel()),
@@ -93,13 +96,13 @@ class Preferences:
         gradient: ``[N]`` derivative of ``loss`` with respect to each trajectory's summed log-prob.
         loss: sum over pairs, nats.
         pairs: how many.
-        right: of how many the reward model puts the better one first.
+        right: of how many the reward model puts the better one first, a tie counting as half.
     """
 
     gradient: Tensor
     loss: float
     pairs: int
-    right: int
+    right: float
 
 
 def preferences(margins: Tensor, rewards: Tensor, group_ids: Tensor, *, beta: float = 0.05) -> Preferences:
@@ -127,5 +130,6 @@ def preferences(margins: Tensor, rewards: Tensor, group_ids: Tensor, *, beta: fl
     gaps = beta * (s[:, None] - s[None])
     pull = torch.where(better, -beta * torch.sigmoid(-gaps), 0.0)
     loss = torch.where(better, -logsigmoid(gaps), 0.0).sum()
-    right = int((better & (gaps > 0)).sum())
+    apart = gaps.where(gaps.abs() > _TIE * beta, 0.0).sign()
+    right = float(torch.where(better, 0.5 + 0.5 * apart, 0.0).sum())
     return Preferences((pull.sum(1) - pull.sum(0)).to(margins.dtype), float(loss), int(better.sum()), right)

@@ -49,7 +49,7 @@ def turn_gae(inputs: CreditInputs, *, discount: float = 1.0, trace: float = 0.95
         "old_values": values.to(inputs.dtype),
         "value_tokens": edge_weights(inputs, last=False) / counts,
     }
-    metrics = {
+    metrics: dict[str, float] = {
         "mean_value": Mean(float(values.mean()), values.numel()),
         "mean_abs_value_error": Mean(float(advantages.abs().mean()), values.numel()),
     }

@@ -67,7 +67,8 @@ class RewardModel:
         if self.scorer is not None:
             return
         bare = PolicyScorer(copy.deepcopy(run.policy.model))
-        bare.branches = run.accelerator.unwrap_model(run.policy.scorer).branches
+        policy: Any = run.accelerator.unwrap_model(run.policy.scorer)
+        bare.branches = policy.branches
         self.scorer = without_buffer_broadcasts(run.accelerator.prepare_model(bare))
         self.optimizer = torch.optim.AdamW(trainable(bare), lr=run.config.learning_rate, weight_decay=0.0)
         if self.waiting:
