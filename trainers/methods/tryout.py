@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
+
 import torch
 
 from ...credit import CreditInputs, CreditMethod, get_credit
 from ...credit.align import correspondence_from_similarity, select_sources
+from ...credit.signals import Signal, get_signal, list_signals
 
 _TURNS, _TOKENS, _TASKS = 3, 4, 2
 
@@ -74,4 +78,19 @@ def made_up_inputs(method: CreditMethod, rollouts: int) -> CreditInputs:
         anchor_ids=turns + _TURNS * groups[trajectories],
         turn_rewards=success[trajectories] * (turns == _TURNS - 1),
         correspondence=correspondence,
+        extras={name: _made_up(get_signal(name), m) for name in method.requires & _extras()},
     )
+
+
+def _extras() -> set[str]:
+    """Signals of numbers that are no field of a batch."""
+    own = {field.name for field in fields(CreditInputs)}
+    return {name for name in list_signals() if name not in own and get_signal(name).kind == "float"}
+
+
+def _made_up(signal: Signal, turns: int) -> torch.Tensor:
+    """Numbers in the signal's range, one per turn or token of as many turns."""
+    shape = {"M": (turns,), "MT": (turns, _TOKENS), "N": (turns // _TURNS,)}[signal.axes]
+    values = torch.arange(math.prod(shape)).reshape(shape).remainder(7).float() / 7
+    values = values if signal.high is None else signal.high - values
+    return values if signal.low is None else values.clamp(min=signal.low)
