@@ -1,9 +1,9 @@
 """Credit functions: which turn earned the reward? Tensors in, tensors out.
 
 Here are the batch, its signals, and the methods. AlignOPSD's pieces are in :mod:`~turncredit.credit.align`, those of
-AgentOPSD in :mod:`~turncredit.credit.agent`, those of posterior credit in :mod:`~turncredit.credit.posterior`,
-methods to compare with in :mod:`~turncredit.credit.baselines`;
-synthetic truth, fidelity and pictures in :mod:`~turncredit.credit.lab`.
+AgentOPSD in :mod:`~turncredit.credit.agent`, those of posterior credit in :mod:`~turncredit.credit.posterior`, methods
+with one more signal in :mod:`~turncredit.credit.learned`, others to compare with in
+:mod:`~turncredit.credit.baselines`; synthetic truth, fidelity and pictures in :mod:`~turncredit.credit.lab`.
 """
 
 from . import baselines  # noqa: F401  registers them
@@ -13,6 +13,7 @@ from .gigpo import gigpo
 from .groups import group_relative_advantages
 from .grpo import grpo
 from .inputs import Credit, CreditInputs
+from .learned import turn_gae as turn_gae
 from .metrics import Mean
 from .posterior import posterior
 from .registry import CreditMethod, get_credit, list_credits, register_credit

@@ -72,30 +72,38 @@ def group_relative_advantages(
     return advantages.masked_fill(zero, 0.0).to(torch.float64 if rewards.dtype == torch.float64 else torch.float32)
 
 
-def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Advantage over the mean of the *other* rollouts: ``A_i = R_i - mean_{j != i} R_j = n / (n - 1) (R_i - mean R)``.
+def leave_one_out(values: Tensor, group_ids: Tensor, owners: Tensor | None = None, *, tolerance: float = 0.0) -> Tensor:
+    """How far each value lies above the mean of the others' of its group: RLOO's baseline.
 
-    What counts as equal is decided as in :func:`group_relative_advantages`; a group of one gives exactly 0.
+    Equal values, to a millionth of the largest, give exactly 0, and so does a group with one owner.
 
-    Source: LOOP (arXiv 2502.01600), docs/equations.md#rloo.
+    Source: RLOO (arXiv 2402.14740) and LOOP (arXiv 2502.01600), docs/equations.md#istar.
 
     Args:
-        rewards: ``[N]`` float.
-        group_ids: ``[N]`` int64, any distinct integers.
+        values: ``[E]`` float.
+        group_ids: ``[E]`` int64, any integers.
+        owners: ``[E]`` int64, whose each value is; the others' are those of other owners. None: each its own.
+        tolerance: differences up to this count as none, too.
 
     Returns:
-        ``[N]`` advantages in the dtype of ``rewards`` (half precision gives float32).
+        ``[E]`` in the wide dtype.
 
-    Raises:
-        TypeError, ValueError: as :func:`group_relative_advantages`.
-
-    >>> leave_one_out_advantages(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([7, 7, 7]))
-    tensor([ 0.7500, -0.7500,  0.0000])
+    >>> leave_one_out(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([7, 7, 7])).tolist()
+    [0.75, -0.75, 0.0]
     """
-    advantages = group_relative_advantages(rewards, group_ids, scale_rewards=False)
-    _, ids, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
-    members = sizes[ids].to(advantages.dtype)
-    return advantages * members / (members - 1).clamp(min=1)
+    wide_values = values.detach().to(wide(values.device))
+    groups, ids = torch.unique(group_ids, return_inverse=True)
+    owners = torch.arange(len(values), device=values.device) if owners is None else owners
+    names, own = torch.unique(torch.stack([ids, owners]), dim=1, return_inverse=True)
+    ones = torch.ones_like(wide_values)
+    total, count = (segment_sum(x, ids, len(groups))[ids] for x in (wide_values, ones))
+    mine, members = (segment_sum(x, own, names.shape[1])[own] for x in (wide_values, ones))
+    others = count - members
+    centred = wide_values - (total - mine) / others.clamp(min=1)
+    low, high = segment_extremes(wide_values, ids, len(groups))
+    rounding = _ROUNDING * torch.maximum(low.abs(), high.abs()) + tolerance
+    zero = (others == 0) | (high - low <= rounding)[ids] | (centred.abs() <= (_AT_THE_MEAN * rounding)[ids])
+    return centred.masked_fill(zero, 0.0)
 
 
 def faded(rewards: Tensor, turn_counts: Tensor, outcome_discount: float) -> Tensor:

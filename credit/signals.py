@@ -169,3 +169,28 @@ register_signal(
 register_signal(
     "values", axes="M", fix="predict the return of each turn with a value head", doc="predicted return of each turn"
 )
+register_signal(
+    "answer_logprobs",
+    axes="M",
+    high=0,
+    fix="score the gold answer before every turn",
+    doc="mean log-prob per token of the task's gold answer before each turn, nats",
+)
+register_signal(
+    "progress",
+    axes="M",
+    fix="predict each turn's share of the return",
+    doc="predicted share of the return of each turn",
+)
+register_signal(
+    "reward_model_logprobs",
+    axes="MT",
+    fix=_LOGPROBS.format("reward model's"),
+    doc="the sampled tokens under the implicit reward model, nats",
+)
+register_signal(
+    "ref_logprobs",
+    axes="MT",
+    fix=_LOGPROBS.format("reference's"),
+    doc="the same tokens under the frozen reference, nats",
+)

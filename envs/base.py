@@ -156,7 +156,9 @@ class TaskSuite(Protocol):
     - ``chat_template_kwargs``: variables of the chat template that the suite wants, such as
       ``{"enable_thinking": False}``; a run's own win;
     - ``causal_span`` (``"action_only"``, the default, or ``"clean_step"``): the span of a turn that StepOPSD credits;
-    - ``same_target(action, action) -> bool``: AlignOPSD's action filter also asks it.
+    - ``same_target(action, action) -> bool``: AlignOPSD's action filter also asks it;
+    - ``gold_answer(task) -> str``: the answer whose probability IGPO asks the policy, and ``answer_opening``, the text
+      of a response in front of it.
     """
 
     @property

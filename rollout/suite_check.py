@@ -189,7 +189,7 @@ def _optional_members(suite: TaskSuite, checks: _Checks) -> None:
     span = getattr(suite, "causal_span", "action_only")
     if span not in ("action_only", "clean_step"):
         checks.add(f'causal_span must be "action_only" or "clean_step", got {span!r}')
-    for name in ("contexts", "with_context", "same_target"):
+    for name in ("contexts", "with_context", "same_target", "gold_answer"):
         member = getattr(suite, name, None)
         if member is not None and not callable(member):
             checks.add(f"{name} must be a method, got {member!r}; leave it out where there is none")

@@ -24,7 +24,8 @@ class Stateful(Protocol):
     """A part of a run that checkpoints save: what it says of itself goes into a file and comes back.
 
     Every process makes both calls; process 0's answer, tensors and plain values, is saved and comes back to all. With a
-    method ``reset()`` the part is told to begin anew where a checkpoint does not hold it.
+    method ``reset()`` the part is told to begin anew where a checkpoint does not hold it. One that learns before the
+    policy does sets ``ahead``, and no checkpoint is written until ``finished()`` is called behind the update.
     """
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from ..rollout.sampling import SamplingConfig
 from ..rollout.templates import check_template_kwargs
 from . import trl
 from .loggers import trackers
-from .losses import LOSS_TYPES, TRL_LOSS_TYPES
+from .losses import LOSS_TYPES, POLICY_LOSSES, RATIO_LEVELS, TRL_LOSS_TYPES
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,11 @@ class ObjectiveConfig(_Group):
         entropy_coef: coefficient of the entropy bonus.
         loss_type: ``seq-mean-token-mean``, ``token-mean`` or ``seq-mean-token-sum-norm``; TRL's ``grpo``, ``dapo`` and
             ``dr_grpo`` are these.
+        policy_loss: ``clip``, the clipped surrogate, or ``cispo``, whose importance weight is at most 1 + epsilon_high
+            and has no gradient; it reads neither epsilon nor delta.
+        importance_sampling_level: whose ratio is clipped: each ``token``'s own, or that of its ``turn`` or its whole
+            ``trajectory``, the exponential of the mean log-ratio over its tokens (GSPO, with an epsilon of 3e-4 to 3e-3
+            and an epsilon_high of 4e-4 to 4e-3).
     """
 
     epsilon: float = option(0.2, number(0.0, 1.0, fix="1 leaves the ratio unclipped below"))
@@ -68,6 +73,8 @@ class ObjectiveConfig(_Group):
     beta: float = option(0.01, number())
     entropy_coef: float = option(0.001, number())
     loss_type: str = option("seq-mean-token-mean", text(*dict.fromkeys((*LOSS_TYPES, *TRL_LOSS_TYPES))))
+    policy_loss: str = option("clip", text(*POLICY_LOSSES))
+    importance_sampling_level: str = option("token", text(*RATIO_LEVELS))
 
 
 @dataclass(frozen=True)
@@ -263,6 +270,22 @@ class GRPOConfig:
                 self.max_steps,
                 self.learning_rate,
             )
+        if (self.importance_sampling_level, self.policy_loss) != ("token", "clip"):
+            _warn_of_wide_bounds(self)
+
+
+_WIDE = 0.05
+
+
+def _warn_of_wide_bounds(config: GRPOConfig) -> None:
+    """The ratio of a whole sequence hardly moves: bounds that suit a token's never act on it."""
+    level = config.importance_sampling_level
+    bounds = {"epsilon_high": config.epsilon_high}
+    if config.policy_loss == "clip":
+        bounds["epsilon"] = config.epsilon
+    if level != "token" and max(bounds.values()) > _WIDE:
+        given = ", ".join(f"{name} = {value:g}" for name, value in sorted(bounds.items()))
+        logger.warning("%s hardly ever clips the ratio of a %s; GSPO's are 3e-4 and 4e-4", given, level)
 
 
 GROUPS: dict[str, type] = {
@@ -359,7 +382,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "output_dir": lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value,
     "credit_options": _credit_options,
     "chat_template_kwargs": lambda value: check_template_kwargs({} if value is None else value, "GRPOConfig"),
-    "loss_type": lambda value: TRL_LOSS_TYPES.get(value, value) if isinstance(value, str) else value,
+    "loss_type": trl.loss_type,
+    "importance_sampling_level": trl.ratio_level,
     "report_to": trackers,
     "scale_rewards": trl.scales_rewards,
 }

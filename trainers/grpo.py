@@ -226,7 +226,7 @@ class GRPOTrainer:
                 ended = True
                 return evaluation
             except Terminated:
-                if self.saved_step != self.step:
+                if self.saved_step != self.step and not self.torn:
                     self.save()
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 save_on_the_way_out(self, error)
@@ -289,6 +289,8 @@ class GRPOTrainer:
         self.stepping = True
         if self.teacher.snapshot is not None:
             self.teacher.snapshot.update(self.step + 1)
+        for part in self.method.state.values():
+            getattr(part, "finished", lambda: None)()
         self.step += 1
         self.update_metrics, self.evaluation = metrics, None
         self.evaluation_due = evaluation_due(self)
@@ -298,7 +300,8 @@ class GRPOTrainer:
     @property
     def torn(self) -> bool:
         """Whether the weights in memory are those of no finished update."""
-        return self.stepping or (self.teacher.snapshot is not None and self.teacher.snapshot.swapped)
+        ahead = any(getattr(part, "ahead", False) for part in self.method.state.values())
+        return self.stepping or ahead or (self.teacher.snapshot is not None and self.teacher.snapshot.swapped)
 
     def tasks_of(self, step: int) -> list[Task]:
         """The tasks of an update, a pure function of the step: seeded permutations, never a task twice in an update."""

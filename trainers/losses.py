@@ -11,6 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..credit.segments import wide
+
+POLICY_LOSSES = ("clip", "cispo")
+
+RATIO_LEVELS = ("token", "turn", "trajectory")
+
 LOSS_TYPES = ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm")
 
 TRL_LOSS_TYPES = {"grpo": "seq-mean-token-mean", "dapo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
@@ -42,6 +48,7 @@ def clipped_policy_loss(
     epsilon: float = 0.2,
     epsilon_high: float = 0.24,
     delta: float | None = 3.0,
+    log_ratio: Tensor | None = None,
 ) -> PolicyLoss:
     """Clipped surrogate with an asymmetric range and a dual clip for negative advantages.
 
@@ -56,15 +63,13 @@ def clipped_policy_loss(
         advantages: ``[n]`` float, detached credit per token.
         epsilon, epsilon_high: clip range below and above 1.
         delta: bound on the ratio where the advantage is negative; None turns it off.
+        log_ratio: ``[n]`` float, of the sequence that each token belongs to, see `sequence_log_ratios`, in the place of
+            the token's own: GSPO. Its value counts; the gradient is that of the token's log-prob.
 
     Raises:
         ValueError: shapes differ, a range is negative, or delta does not exceed 1 + epsilon_high.
     """
-    if not logprobs.shape == old_logprobs.shape == advantages.shape:
-        shapes = [tuple(x.shape) for x in (logprobs, old_logprobs, advantages)]
-        raise ValueError(
-            f"clipped_policy_loss: logprobs, old_logprobs and advantages must agree in shape, got {shapes}"
-        )
+    _check_shapes("clipped_policy_loss", logprobs, old_logprobs, advantages)
     if epsilon < 0 or epsilon_high < 0:
         raise ValueError(f"clipped_policy_loss: epsilon must not be negative, got {epsilon} and {epsilon_high}")
     if delta is not None and delta <= 1 + epsilon_high:
@@ -74,6 +79,8 @@ def clipped_policy_loss(
         )
     # beyond e^20 the exact ratio no longer matters (it is clipped or dominated), but inf would poison the gradient
     ratio = (logprobs - old_logprobs).clamp(-20, 20).exp()
+    if log_ratio is not None:
+        ratio = log_ratio.detach().clamp(-20, 20).exp() * (logprobs - logprobs.detach()).exp()
     bounded = ratio.clamp(1 - epsilon, 1 + epsilon_high)
     objective = torch.minimum(ratio * advantages, bounded * advantages)
     negative = advantages < 0
@@ -89,6 +96,61 @@ def clipped_policy_loss(
         clipped_high=(advantages > 0) & (detached > 1 + epsilon_high),
         clipped_dual=dual,
     )
+
+
+def cispo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    epsilon_high: float = 0.24,
+    log_ratio: Tensor | None = None,
+) -> PolicyLoss:
+    """REINFORCE with a bounded importance weight: no token is left without a gradient, however far its ratio went.
+
+        objective = min(r, 1 + epsilon_high) A log pi,   r = exp(logprobs - old_logprobs) detached
+
+    Source: CISPO (MiniMax-M1, arXiv 2506.13585), Eq. 4-5, which sets no lower bound either.
+
+    Args:
+        logprobs, old_logprobs, advantages, log_ratio: see `clipped_policy_loss`.
+        epsilon_high: the weight is at most one more than this.
+
+    Raises:
+        ValueError: shapes differ, or `epsilon_high` is negative.
+    """
+    _check_shapes("cispo_loss", logprobs, old_logprobs, advantages)
+    if epsilon_high < 0:
+        raise ValueError(f"cispo_loss: epsilon_high must not be negative, got {epsilon_high}; 0 never raises a weight")
+    log_ratio = logprobs - old_logprobs if log_ratio is None else log_ratio
+    ratio = log_ratio.detach().clamp(-20, 20).exp()
+    nothing = torch.zeros_like(ratio, dtype=torch.bool)
+    weight = ratio.clamp(max=1 + epsilon_high)
+    return PolicyLoss(-weight * advantages * logprobs, ratio, nothing, ratio > 1 + epsilon_high, nothing)
+
+
+def sequence_log_ratios(log_ratios: Tensor, sequences: Tensor) -> Tensor:
+    """``[n]`` mean log-ratio of each token's sequence: ``(1 / |y|) sum_t log pi / pi_old``, detached.
+
+    Source: GSPO (arXiv 2507.18071), Eq. 7, the log of its ratio.
+
+    Args:
+        log_ratios: ``[n]`` float, of every token.
+        sequences: ``[n]`` int64, any labels: equal for tokens of one sequence.
+
+    >>> sequence_log_ratios(torch.tensor([0.1, 0.3, 0.5]), torch.tensor([4, 4, 7]))
+    tensor([0.2000, 0.2000, 0.5000])
+    """
+    labels, index = torch.unique(sequences, return_inverse=True)
+    values = log_ratios.detach().to(wide(log_ratios.device))
+    sums = values.new_zeros(len(labels)).index_add_(0, index, values)
+    return (sums / torch.bincount(index, minlength=len(labels)).clamp(min=1))[index].to(log_ratios.dtype)
+
+
+def _check_shapes(where: str, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> None:
+    if not logprobs.shape == old_logprobs.shape == advantages.shape:
+        shapes = [tuple(x.shape) for x in (logprobs, old_logprobs, advantages)]
+        raise ValueError(f"{where}: logprobs, old_logprobs and advantages must agree in shape, got {shapes}")
 
 
 def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

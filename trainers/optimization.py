@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ..rollout.packing import Pack, pack, pack_rows, waste
+from ..rollout.scoring import score_responses
 from .config import GRPOConfig
 from .distributed import agree_max, backward, no_sync, zero_stage
-from .losses import loss_coefficients
+from .losses import loss_coefficients, sequence_log_ratios
 from .rows import MicroBatchLimits, TrainRows
 from .terms import LossTerm, TokenBatch, check_terms, evaluate, objective
 
@@ -97,6 +99,8 @@ def _losses(
         scored.entropy,
         {name: flat(rows.signals[name]) for name in dict.fromkeys(name for term in terms for name in term.reads)},
         scored.outputs,
+        torch.arange(len(index)).repeat_interleave(lengths).to(device),
+        flat(rows.signals[_LOG_RATIO]) if _LOG_RATIO in rows.signals else None,
     )
     counted = flat(rows.active.float())
     weight = {key: flat(value) for key, value in weights.rows.items()}
@@ -164,6 +168,8 @@ def accumulate_gradients(
     if all(term.rows == "active" for term in terms):
         rows = rows.select(rows.active.nonzero().flatten())
     module = accelerator.unwrap_model(scorer)
+    if any(term.needs_trajectory_ratio for term in terms):
+        rows = _with_log_ratios(accelerator, scorer, rows, config, pad_token_id, limits)
     plan = limits.plan(rows, module)
     try:
         return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, terms)
@@ -182,6 +188,37 @@ def accumulate_gradients(
             raise
         logger.warning("%s; the step begins again with micro-batches of at most %s rows", error, limits.rows)
     return _accumulate(accelerator, scorer, rows, limits.plan(rows, module), config, pad_token_id, terms)
+
+
+_LOG_RATIO = "trajectory_log_ratio"
+
+
+def _with_log_ratios(
+    accelerator: Any, scorer: Any, rows: TrainRows, config: GRPOConfig, pad_token_id: int, limits: MicroBatchLimits
+) -> TrainRows:
+    """The rows with ``[M]`` mean log-ratios of their trajectories under the policy as it is; collective under ZeRO-3.
+
+    A trajectory's rows lie in several micro-batches, none of which knows the others' log-probs; they are all here.
+    """
+    sharded = zero_stage(accelerator) == 3
+    scores = score_responses(
+        scorer if sharded else accelerator.unwrap_model(scorer),
+        rows.prompts,
+        rows.responses,
+        pad_token_id=pad_token_id,
+        temperature=config.sampling.temperature or 1.0,
+        max_tokens=limits.tokens,
+        agree=functools.partial(agree_max, accelerator) if sharded else None,
+        share_prefixes=limits.share,
+    )
+    ratios = torch.zeros(len(rows.prompts))
+    if len(ratios):
+        width = scores.mask.shape[1]
+        gaps = (scores.logprobs - rows.old_logprobs[:, :width])[scores.mask]
+        lengths = scores.mask.sum(1)
+        means = sequence_log_ratios(gaps, rows.slot_ids.repeat_interleave(lengths))
+        ratios = means[lengths.cumsum(0) - 1]
+    return replace(rows, signals={**rows.signals, _LOG_RATIO: ratios})
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ..credit.checks import suggest
-from ..rollout.options import check_options, number
+from ..rollout.options import check_options, number, text
 from .config import GRPOConfig
-from .losses import LOSS_TYPES, TRL_LOSS_TYPES, clipped_policy_loss, kl_k3, sdar_loss, skill_sd_loss
+from .losses import (
+    LOSS_TYPES,
+    POLICY_LOSSES,
+    RATIO_LEVELS,
+    TRL_LOSS_TYPES,
+    cispo_loss,
+    clipped_policy_loss,
+    kl_k3,
+    sdar_loss,
+    sequence_log_ratios,
+    skill_sd_loss,
+)
 
 AVERAGES = ("loss_type", *LOSS_TYPES, *TRL_LOSS_TYPES)
 ROWS = ("active", "all")
@@ -28,6 +39,9 @@ class TokenBatch:
         entropy: ``[n]`` float, nats, with gradient; None where no term needs it.
         signals: name -> ``[n]`` or ``[n, ...]``, what the terms read; one of a row stands at each of its tokens.
         outputs: name -> ``[n, ...]`` float, of modules attached to the policy, with gradient.
+        rows: ``[n]`` int64, the row, which is a turn, of each token; None where nobody asks.
+        trajectory_log_ratio: ``[n]`` float, the mean log-ratio of the token's trajectory before this optimiser step;
+            None where no term asks (`LossTerm.needs_trajectory_ratio`).
     """
 
     logprobs: Tensor
@@ -36,6 +50,8 @@ class TokenBatch:
     entropy: Tensor | None
     signals: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
+    rows: Tensor | None = None
+    trajectory_log_ratio: Tensor | None = None
 
 
 PerToken = Tensor | tuple[Tensor, Mapping[str, Tensor]]
@@ -96,6 +112,11 @@ class LossTerm:
         """What the logged ``<name>_loss`` is multiplied by."""
         return self.coef
 
+    @property
+    def needs_trajectory_ratio(self) -> bool:
+        """Whether it reads ``batch.trajectory_log_ratio``, which costs one more pass of an optimiser step's rows."""
+        return False
+
     def per_token(self, batch: TokenBatch) -> PerToken:
         """The loss ``[n]`` of every response token, to be minimised, and metrics ``[n]`` by name, if any.
 
@@ -112,28 +133,43 @@ class LossTerm:
 
 @dataclass(frozen=True)
 class PolicyTerm(LossTerm):
-    """The clipped surrogate; see `.losses.clipped_policy_loss`. Its logged loss is without the coefficient."""
+    """The clipped surrogate or CISPO; see `.losses`. Its logged loss is without the coefficient.
+
+    Args:
+        epsilon, epsilon_high, delta: see `.losses.clipped_policy_loss`; CISPO takes `epsilon_high` alone.
+        loss: one of `POLICY_LOSSES`.
+        level: one of `RATIO_LEVELS`, whose ratio it is: each token's own, or that of its turn or its trajectory (GSPO).
+    """
 
     name: str = "policy"
     epsilon: float = 0.2
     epsilon_high: float = 0.24
     delta: float | None = 3.0
+    loss: str = "clip"
+    level: str = "token"
 
     auxiliary: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rules = {"loss": text(*POLICY_LOSSES), "level": text(*RATIO_LEVELS)}
+        check_options(type(self).__name__, vars(self), rules)
+
+    @property
+    def needs_trajectory_ratio(self) -> bool:
+        return self.level == "trajectory" and self.coef != 0
 
     @property
     def logged_coef(self) -> float:
         return 1.0
 
     def per_token(self, batch: TokenBatch) -> PerToken:
-        policy = clipped_policy_loss(
-            batch.logprobs,
-            batch.old_logprobs,
-            batch.advantages,
-            epsilon=self.epsilon,
-            epsilon_high=self.epsilon_high,
-            delta=self.delta,
-        )
+        tokens = (batch.logprobs, batch.old_logprobs, batch.advantages)
+        bounds: dict[str, Any] = {"epsilon_high": self.epsilon_high, "log_ratio": self._log_ratio(batch)}
+        if self.loss == "cispo":
+            policy = cispo_loss(*tokens, **bounds)
+        else:
+            policy = clipped_policy_loss(*tokens, epsilon=self.epsilon, delta=self.delta, **bounds)
         return policy.loss, {
             "ratio": policy.ratio,
             "log_ratio_abs": (batch.logprobs.detach() - batch.old_logprobs).abs(),
@@ -141,6 +177,16 @@ class PolicyTerm(LossTerm):
             "clip_high": policy.clipped_high,
             "clip_dual": policy.clipped_dual,
         }
+
+    def _log_ratio(self, batch: TokenBatch) -> Tensor | None:
+        """``[n]`` of each token's turn or trajectory, None for its own; a term of weight 0 does without the latter."""
+        if self.needs_trajectory_ratio:
+            assert batch.trajectory_log_ratio is not None  # made by `accumulate_gradients`
+            return batch.trajectory_log_ratio
+        if self.level != "turn":
+            return None
+        assert batch.rows is not None
+        return sequence_log_ratios(batch.logprobs - batch.old_logprobs, batch.rows)
 
 
 @dataclass(frozen=True)
@@ -220,7 +266,8 @@ def objective(config: GRPOConfig, terms: Sequence[LossTerm] = (), policy_weight:
         ValueError: two terms of one name.
     """
     bounds = {"epsilon": config.epsilon, "epsilon_high": config.epsilon_high, "delta": config.delta}
-    own: list[LossTerm] = [PolicyTerm(coef=policy_weight, **bounds)]
+    kind = {"loss": config.policy_loss, "level": config.importance_sampling_level}
+    own: list[LossTerm] = [PolicyTerm(coef=policy_weight, **bounds, **kind)]
     own += [KLTerm(coef=config.beta)] * (config.beta > 0)
     own += [EntropyTerm(coef=config.entropy_coef)] * (config.entropy_coef > 0)
     check_terms([*own, *terms])

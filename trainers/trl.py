@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from .losses import TRL_LOSS_TYPES
+
 T = TypeVar("T")
 
 SCALE_REWARDS: dict[Any, bool] = {True: True, "group": True, False: False, "none": False}
@@ -18,7 +20,7 @@ _BATCH = (
 )
 _PRECISION = 'pass accelerator=Accelerator(mixed_precision="bf16")'
 _TRACKER = "set WANDB_PROJECT and WANDB_NAME, or open the tracker's run yourself"
-_CLIPPED = "the policy's term is the clipped surrogate per token; another one is a loss term of a method of your own"
+_CLIPPED = "the policy's term is that of policy_loss; another one is a loss term of a method of your own"
 
 # name -> the value that says what is done here anyway, and where to go otherwise
 _ABSENT: dict[str, tuple[Any, str]] = {
@@ -35,7 +37,6 @@ _ABSENT: dict[str, tuple[Any, str]] = {
     "num_generations_eval": (1, "evaluation plays every task of its panel once; raise num_eval_tasks"),
     "num_train_epochs": (_NONE_NEEDED, "max_steps counts updates"),
     "shuffle_dataset": (True, "the order of tasks is a seeded permutation"),
-    "importance_sampling_level": ("token", _CLIPPED),
     "top_entropy_quantile": (1.0, _CLIPPED),
     "off_policy_mask_threshold": (None, _CLIPPED),
     "use_bias_correction_kl": (False, _CLIPPED),
@@ -94,6 +95,34 @@ def scales_rewards(value: Any) -> bool:
         f'GRPOConfig: scale_rewards must be True ("group") or False ("none"), got {value!r}; advantages are scaled by '
         "their group's deviation or not at all"
     )
+
+
+def loss_type(value: Any) -> Any:
+    """TRL's name of a loss type as the one here.
+
+    Raises:
+        ValueError: it is TRL's name of a policy loss.
+    """
+    if value == "cispo":
+        raise ValueError(
+            'GRPOConfig: loss_type must be an average, got "cispo"; write policy_loss="cispo", with an epsilon_high '
+            "that is TRL's less 1, and TRL's average of it: loss_type=\"token-mean\""
+        )
+    return TRL_LOSS_TYPES.get(value, value) if isinstance(value, str) else value
+
+
+def ratio_level(value: Any) -> Any:
+    """TRL's ``importance_sampling_level``.
+
+    Raises:
+        ValueError: it is ``"sequence"``, which could be either of two here.
+    """
+    if value == "sequence":
+        raise ValueError(
+            'GRPOConfig: importance_sampling_level must be "token", "turn" or "trajectory", got "sequence"; TRL\'s '
+            "sequence is a whole completion, here a trajectory, and a turn is what GSPO's single response is"
+        )
+    return value
 
 
 def given(name: str, value: T | None, other: str = "", alias: T | None = None, default: T | None = None) -> T:

@@ -3,7 +3,7 @@
 FOLDER = "credit"
 TESTS = ("credit/test_baselines.py",)
 MUTATIONS = (
-    ("groups", "advantages * members / (members - 1).clamp(min=1)", "advantages", "own return left in the baseline"),
+    ("groups", "(total - mine) / others.clamp(min=1)", "total / count", "own return left in the baseline"),
     ("states", "grid[trajectory, turn + 1] = values", "grid[trajectory, turn] = values", "the turn before is the turn"),
     ("states", "return grid[trajectory, turn + 1]", "return grid[trajectory, turn]", "the next turn is the turn"),
     ("states", "joined(inputs.group_index[inputs.trajectory_ids], anchors)", "anchors", "states of all groups joined"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..groups import faded, group_metrics, leave_one_out_advantages
+from ..groups import faded, group_metrics, leave_one_out
 from ..inputs import Credit, CreditInputs
 from ..registry import register_credit
 from ..tokens import spread
@@ -26,6 +26,6 @@ def rloo(inputs: CreditInputs, *, outcome_discount: float = 1.0) -> Credit:
         ValueError: the discount is out of range.
     """
     outcomes = faded(inputs.rewards, inputs.turn_counts, outcome_discount)
-    advantages = leave_one_out_advantages(outcomes, inputs.group_ids).to(inputs.dtype)
+    advantages = leave_one_out(outcomes, inputs.group_ids, tolerance=1e-7).to(inputs.dtype)
     rows = advantages[inputs.trajectory_ids]
     return Credit(spread(rows, inputs.response_mask), rows.new_ones(len(rows)), group_metrics(inputs, advantages))

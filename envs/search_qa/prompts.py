@@ -11,6 +11,8 @@ from ..kit.checks import check_counts
 
 _PARSER = TaggedParser(("search", "answer"), require_think=False, keep_tags=True, once=True)
 STOP_STRINGS = _PARSER.stop_strings
+ANSWER_OPENING = "<think>I can answer now.</think><answer>"
+"""The text of a response in front of a gold answer whose probability is asked."""
 
 _RULES = (
     "First reason about what you know and what is still missing, between <think> and </think> tags.\n"

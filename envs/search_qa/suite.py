@@ -18,7 +18,7 @@ from .env import Anchor
 from .factory import EnvFactory
 from .generator import generate_world, split_questions
 from .http_retriever import HttpRetriever
-from .prompts import STOP_STRINGS, parse_response, search_messages
+from .prompts import ANSWER_OPENING, STOP_STRINGS, parse_response, search_messages
 from .retrieval import Retriever
 from .skills import skills_text
 
@@ -64,6 +64,7 @@ class SearchQASuite(BaseSuite):
     privileged = "skills"
     context_names = ("skills", "answer", "facts")
     both = "answer+skills"
+    answer_opening = ANSWER_OPENING
 
     def __init__(
         self,
@@ -123,6 +124,10 @@ class SearchQASuite(BaseSuite):
         if name == "facts":
             return "Passages that hold the answer:\n" + "\n".join(question.facts) if question.facts else None
         return f"Useful skills:\n{skills_text(question.kind, question.question)}"
+
+    def gold_answer(self, task: Task) -> str:
+        """The first of a question's gold answers."""
+        return self.question(task).answers[0]
 
     def question(self, task: Task) -> Question:
         """The question of a task.

@@ -8,14 +8,14 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from helpers.align_cases import inputs_of, random_case
-from helpers.credit_cases import NOT_HERE, random_batch
+from helpers.credit_cases import OPTIONAL, random_batch
 
 from turncredit.credit import CreditInputs, Mean, get_credit, list_credits
 from turncredit.credit.metrics import Deviation, Largest, Total, join_metrics
 from turncredit.credit.posterior import facts_of
 
 METHODS = [
-    name for name in list_credits() if not name.startswith("align_opsd") and not NOT_HERE & get_credit(name).requires
+    name for name in list_credits() if not name.startswith("align_opsd") and get_credit(name).requires <= OPTIONAL
 ]
 ROWS = {"response_mask", "trajectory_ids", "turn_ids", "student_logprobs", "teacher_logprobs", "valid_actions"}
 ROWS |= {"span_mask", "anchor_ids", "turn_rewards"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.align_cases import inputs_of, random_case
-from helpers.credit_cases import NOT_HERE, reorder_rows, reorder_trajectories
+from helpers.credit_cases import OPTIONAL, reorder_rows, reorder_trajectories
 
 from turncredit.credit import CreditInputs, get_credit, group_relative_advantages, list_credits
 
@@ -50,7 +50,7 @@ def batch(rewards: list[float], dtype: torch.dtype) -> CreditInputs:
 
 
 METHODS = [
-    name for name in list_credits() if not name.startswith("align_opsd") and not NOT_HERE & get_credit(name).requires
+    name for name in list_credits() if not name.startswith("align_opsd") and get_credit(name).requires <= OPTIONAL
 ]
 STEPS = ("g2po", "gagpo", "graphgpo", "hcapo", "hgpo", "rewardflow")
 """They add steps in units of their own deviation, or have nothing else."""

@@ -8,8 +8,8 @@ import torch
 
 from turncredit.credit import CreditInputs
 
-NOT_HERE = {"correspondence", "turn_rewards", "branch_advantages", "tree_ids"}
-"""Signals that `random_batch` does not have."""
+OPTIONAL = {"teacher_logprobs", "valid_actions", "span_mask", "anchor_ids"}
+"""Optional signals that `random_batch` has."""
 
 
 def random_batch(

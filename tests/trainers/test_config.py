@@ -275,7 +275,12 @@ def test_trls_values_have_their_meaning_here():
         ({"bf16": True}, r"bf16 must be False or left out, got True; pass accelerator=Accelerator\(mixed_precision"),
         ({"min_p": 0.1}, "min_p must be None or left out, got 0.1; use temperature, top_p and top_k"),
         ({"scale_rewards": "batch"}, r'scale_rewards must be True \("group"\) or False \("none"\), got .batch'),
-        ({"loss_type": "cispo"}, "loss_type must be one of .*'grpo', 'dapo', 'dr_grpo'"),
+        ({"loss_type": "bnpo"}, "loss_type must be one of .*'grpo', 'dapo', 'dr_grpo'"),
+        ({"loss_type": "cispo"}, 'loss_type must be an average, got "cispo"; write policy_loss="cispo"'),
+        (
+            {"importance_sampling_level": "sequence"},
+            'importance_sampling_level must be "token", "turn" or "trajectory"',
+        ),
     ],
 )
 def test_what_trl_has_and_this_library_has_not_is_refused_with_advice(options, message):

@@ -1,6 +1,6 @@
 """Training methods: what each name trains, who makes the signals it reads, and its only door to the model."""
 
-from . import align_opsd, anchors, branches, library
+from . import align_opsd, anchors, branches, learned, library, reward_model
 from .contexts import register_context
 from .method import Method, Teacher
 from .providers import list_providers, provides
@@ -16,10 +16,12 @@ __all__ = [
     "branches",
     "get_method",
     "goes_with",
+    "learned",
     "library",
     "list_methods",
     "list_providers",
     "provides",
     "register_context",
     "register_method",
+    "reward_model",
 ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
+
 import torch
 
 from ...credit import CreditInputs, CreditMethod, get_credit
 from ...credit.align import correspondence_from_similarity, select_sources
+from ...credit.signals import Signal, get_signal, list_signals
 
 _TURNS, _TOKENS, _TASKS = 3, 4, 2
 
@@ -60,11 +64,6 @@ def made_up_inputs(method: CreditMethod, rollouts: int) -> CreditInputs:
         selection = {name: method.options[name] for name in ("similarity_threshold", "top_k") if name in method.options}
         sources = select_sources(correspondence, **selection)
         correspondence = correspondence.with_scores(sources, teacher[sources.target])
-    played = {
-        "branch_advantages": teacher[:, 0] - student[:, 0],
-        "tree_ids": torch.arange(n) % 2,
-        "leaf_returns": success[trajectories],
-    }
     return CreditInputs(
         response_mask=mask,
         trajectory_ids=trajectories,
@@ -79,5 +78,21 @@ def made_up_inputs(method: CreditMethod, rollouts: int) -> CreditInputs:
         anchor_ids=turns + _TURNS * groups[trajectories],
         turn_rewards=success[trajectories] * (turns == _TURNS - 1),
         correspondence=correspondence,
-        extras={name: value for name, value in played.items() if name in method.requires},
+        extras={name: _made_up(get_signal(name), m) for name in method.requires & _extras()},
     )
+
+
+def _extras() -> set[str]:
+    """Signals of numbers that are no field of a batch."""
+    own = {field.name for field in fields(CreditInputs)}
+    return {name for name in list_signals() if name not in own and get_signal(name).kind in ("float", "int")}
+
+
+def _made_up(signal: Signal, turns: int) -> torch.Tensor:
+    """Numbers in the signal's range, one per turn or token of as many turns."""
+    shape = {"M": (turns,), "MT": (turns, _TOKENS), "N": (turns // _TURNS,)}[signal.axes]
+    if signal.kind == "int":
+        return torch.arange(math.prod(shape)).reshape(shape) % 2
+    values = torch.arange(math.prod(shape)).reshape(shape).remainder(7).float() / 7
+    values = values if signal.high is None else signal.high - values
+    return values if signal.low is None else values.clamp(min=signal.low)
