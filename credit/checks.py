@@ -31,7 +31,8 @@ _SHAPE_FIXES = {
 
 def suggest(value: Any, known: Sequence[str], otherwise: str) -> str:
     """``did you mean 'x'?`` for a name that resembles a known one, else ``otherwise``."""
-    close = difflib.get_close_matches(str(value), known, 1)
+    close = difflib.get_close_matches(str(value), known, 3)
+    close.sort(key=lambda name: sorted(name) != sorted(str(value)))  # letters in another order: the likeliest slip
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 

@@ -17,7 +17,8 @@ from turncredit.credit.posterior import facts_of
 METHODS = [
     name
     for name in list_credits()
-    if not name.startswith("align_opsd") and "correspondence" not in get_credit(name).requires
+    if not name.startswith("align_opsd")
+    and not {"correspondence", *get_credit(name).extras} & get_credit(name).requires
 ]
 ROWS = {"response_mask", "trajectory_ids", "turn_ids", "student_logprobs", "teacher_logprobs", "valid_actions"}
 ROWS |= {"span_mask", "anchor_ids", "turn_rewards"}

@@ -52,7 +52,8 @@ def batch(rewards: list[float], dtype: torch.dtype) -> CreditInputs:
 METHODS = [
     name
     for name in list_credits()
-    if not name.startswith("align_opsd") and "correspondence" not in get_credit(name).requires
+    if not name.startswith("align_opsd")
+    and not {"correspondence", *get_credit(name).extras} & get_credit(name).requires
 ]
 
 
