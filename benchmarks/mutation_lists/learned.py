@@ -37,7 +37,7 @@ MUTATIONS = (
         "index = mask.to(torch.int8).argmax(1) * 0",
         "the first column for the first token",
     ),
-    ("learned/turns", "- 1 - mask.flip(1)", "- mask.flip(1) * 0 - 1", "the last column for the last token"),
+    ("learned/turns", "- 1 - mask.flip(1).to(torch.int8).argmax(1)", "- 1", "the last column for the last token"),
     (
         "learned/turns",
         "segment_mean(kept, row, inputs.num_rows)",
