@@ -160,7 +160,7 @@ def time_loops(clock: Callable[[], float]) -> None:
 def measure_memory() -> None:
     row("method", "peak extra memory / inputs")
     row("---", "---")
-    for name in list_credits():
+    for name in (name for name in list_credits() if not get_credit(name).extras):
         child = [sys.executable, __file__, "--peak", name]
         row(name, subprocess.run(child, capture_output=True, text=True, check=True, env=RETURNING).stdout.strip())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ParamSpec
 
 import torch
@@ -36,6 +36,11 @@ class CreditMethod:
     function: Callable[..., Credit] = field(repr=False)
     scheduled: bool = field(default=False, repr=False)
     adds_residual: bool = False
+
+    @property
+    def extras(self) -> frozenset[str]:
+        """Required signals that are no field of a batch and travel in its ``extras``; synthetic batches have none."""
+        return self.requires - {own.name for own in fields(CreditInputs)}
 
     def __call__(self, inputs: CreditInputs, *, step: int | None = None) -> Credit:
         """Run the method; ``step`` (optimiser updates done) reaches only methods with a schedule.

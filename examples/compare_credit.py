@@ -111,7 +111,8 @@ def family_of(method: str) -> str:
 
 def methods_of(names: Names, *, options: bool) -> dict[str, CreditMethod]:
     """Methods by label: the registered ones, and AgentOPSD's calibration ``options``."""
-    methods = {name: get_credit(name) for name in names or list_credits()}
+    judged = [name for name in list_credits() if not get_credit(name).extras]  # the others read what only a model says
+    methods = {name: get_credit(name) for name in names or judged}
     if not names:
         methods["step_opsd without step normalisation"] = get_credit("step_opsd", step_normalization=False)
         if options:

@@ -23,6 +23,7 @@ from turncredit.credit.learned import (
     spa_rl,
     turn_gae,
 )
+from turncredit.credit.metrics import join_metrics
 
 NAMES = ("turn_ppo", "empg", "igpo", "spa_rl", "istar")
 PER_TOKEN = ("entropies", "reward_model_logprobs", "ref_logprobs")
@@ -429,3 +430,30 @@ def test_single_precision_and_a_missing_signal(name):
 def test_options_out_of_range_are_named(name, option, value):
     with pytest.raises(ValueError, match=option):
         get_credit(name, **{option: value})(with_signals(random_batch(0)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_metrics_of_parts_join_into_those_of_the_whole(name):
+    inputs = with_signals(random_batch(3, groups=5, rollouts=5))
+    names = torch.unique(inputs.group_ids)
+    parts = []
+    for own in (names[:1], names[1:]):
+        keep = torch.isin(inputs.group_ids, own)
+        rows = keep[inputs.trajectory_ids]
+        part = trajectories_of(replace(inputs, extras={}), keep)
+        parts.append(replace(part, extras={key: value[rows] for key, value in inputs.extras.items()}))
+    whole = get_credit(name)(inputs).metrics
+    options = {}
+    if name == "empg":
+        options = {"scale": entropy_scale([entropy_facts(part) for part in parts])}
+    found = [get_credit(name, **options)(part).metrics for part in parts]
+    joined = join_metrics(found, [part.num_trajectories for part in parts])
+    assert joined == pytest.approx(whole, rel=1e-9, abs=1e-12)
+    assert get_credit(name).extras == get_credit(name).requires
+
+
+def test_a_slip_of_letters_is_named_before_another_method():
+    with pytest.raises(ValueError, match="did you mean 'grpo'"):
+        get_credit("gpro")
+    with pytest.raises(ValueError, match="did you mean 'igpo'"):
+        get_credit("igop")

@@ -164,7 +164,7 @@ def test_extras_move_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"mystery": torch.ones(1)},
             ValueError,
-            "extras must be among entropies, values, got 'mystery'; define it with",
+            "got 'mystery'; define it with register_signal",
         ),
         ({"rewards": torch.ones(1)}, ValueError, "extras must not name a field, got 'rewards'; pass rewards=..."),
         ([torch.ones(1)], TypeError, "extras must be a mapping, got list; pass {name: tensor}"),

@@ -24,7 +24,7 @@ from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer
 from turncredit.trainers.distributed import full_weights
 
 SUITE = ToySuite(num_tasks=8, lenient=True)
-METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar", "posterior_all")
+METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar", "posterior_all", "vineppo", "tree_grpo")
 # a boundary threshold that is not clipped is the quantile over all processes
 LOOSE = {"boundary_low": 0.0, "boundary_high": 1.0, "similarity_threshold": 0.1, "encoder": "hashing"}
 FOUND = {name: LOOSE[name] for name in ("similarity_threshold", "encoder")}
