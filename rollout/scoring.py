@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention import attention_cost, why_no_branches
+from .divergence import divergence
 from .heads import HeadSplit
-from .limits import check_row_lengths, embedding_rows
+from .limits import check_row_lengths, embedding_rows, text_config
 from .packing import Ids, Pack, pack, pack_rows, plan_packs
 
 logger = logging.getLogger(__name__)
@@ -41,12 +42,14 @@ class PolicyScorer(nn.Module):
     Attributes:
         branches: whether rows that part after a common beginning may share it in one sequence; None until
             `settle_branches` has found out.
+        beside: the teacher whose head makes the logits of `forward`'s ``teacher_hidden``, if it is another model.
 
     Raises:
         ValueError: a model that cannot be scored right, by its class.
     """
 
     branches: bool | None = None
+    beside: tuple[PolicyScorer, ...] = ()
 
     def __init__(self, model: Any, modules: Mapping[str, nn.Module] | None = None, *, chunk_tokens: int | None = None):
         super().__init__()
@@ -97,6 +100,9 @@ class PolicyScorer(nn.Module):
         picks: Tensor | None = None,
         position_ids: Tensor | None = None,
         ends: Tensor | None = None,
+        *,
+        teacher_hidden: Tensor | None = None,
+        kind: str = "",
     ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """Score ``targets`` at ``positions`` (see `PackedRows`).
 
@@ -106,12 +112,15 @@ class PolicyScorer(nn.Module):
             entropy: also return the entropy of every scored position.
             min_chunks: visit the output embedding at least this often: where its weight is sharded (ZeRO-3) every visit
                 is a collective call, and processes with fewer tokens must not be short of one.
-            modules: attached modules whose outputs are wanted.
+            modules: attached modules whose outputs are wanted; ``"hidden"`` is what they read.
             picks, position_ids, ends: see `PackedRows`.
+            teacher_hidden: ``[n, H]`` hidden states of a teacher before each target, which it may have read elsewhere;
+                its logits are made a chunk at a time, without gradient, by its own head (`beside`).
+            kind: which divergence from them is wanted, see `turncredit.rollout.divergence`.
 
         Returns:
             ``logprobs [n]`` float32 of ``softmax(logits / temperature)``, in nats, and ``entropy [n]`` (or None); with
-            `modules` also their outputs by name, ``[n, ...]`` float32.
+            `modules` or `kind` also outputs by name, ``[n, ...]`` float32, the divergence as ``"divergence"``.
 
         Raises:
             ValueError: a module that is not attached, or whose output is not ``[n, ...]``.
@@ -121,30 +130,35 @@ class PolicyScorer(nn.Module):
         outputs = {name: self._output(name, hidden) for name in modules}
         chunks = max(self.chunks_for(len(positions)), min_chunks)
         order, bounds = self._targets_of_chunks(picks, len(positions), chunks)
-        logprobs, entropies = [], []
+        logprobs, entropies, apart = [], [], []
         for number in range(chunks):
             chunk = slice(number * self.chunk_tokens, (number + 1) * self.chunk_tokens)
             spare = chunk.start >= len(positions)  # nothing to score: a visit for the others' sake, with one row
             chunk = slice(0, 1) if spare else chunk
-            if picks is None:
-                arguments = (hidden[chunk], tokens[chunk], targets[chunk], temperature, entropy, None)
-            else:
+            own: Any = chunk
+            if picks is not None:
                 own = slice(0, 0) if spare else slice(bounds[number], bounds[number + 1])
                 own = own if order is None else order[own]
-                arguments = (hidden[chunk], tokens[chunk], targets[own], temperature, entropy, picks[own] - chunk.start)
+            inside = None if picks is None else picks[own] - chunk.start
+            other = None if teacher_hidden is None else teacher_hidden[own]
+            arguments = (hidden[chunk], tokens[chunk], targets[own], temperature, entropy, inside, other, kind)
             # one chunk is small enough to keep; with more, keeping them all would be the tensor we avoid
             if torch.is_grad_enabled() and chunks > 1:
-                score, ent = checkpoint(self._score_chunk, *arguments, use_reentrant=False)  # type: ignore[misc]
+                score, ent, gap = checkpoint(self._score_chunk, *arguments, use_reentrant=False)  # type: ignore[misc]
             else:
-                score, ent = self._score_chunk(*arguments)
+                score, ent, gap = self._score_chunk(*arguments)
             logprobs.append(score[:0] if spare else score)
             entropies.append(ent[:0] if spare and ent is not None else ent)
+            apart.append(gap[:0] if spare and gap is not None else gap)
         score, ent = torch.cat(logprobs), torch.cat(entropies) if entropy else None
         if picks is not None:
             score = score if order is None else torch.zeros_like(score).scatter(0, order, score)
             ent = None if ent is None else ent[picks]
             outputs = {name: values[picks] for name, values in outputs.items()}
-        return (score, ent, outputs) if modules else (score, ent)
+        if kind:
+            gap = torch.cat(apart)
+            outputs["divergence"] = gap if order is None else torch.zeros_like(gap).index_copy(0, order, gap)
+        return (score, ent, outputs) if modules or kind else (score, ent)
 
     def _targets_of_chunks(self, picks: Tensor | None, places: int, chunks: int) -> tuple[Tensor | None, list[int]]:
         """Targets in the order of their places, where that is not any order, and where each chunk's begin and end."""
@@ -155,6 +169,8 @@ class PolicyScorer(nn.Module):
         return order, torch.searchsorted(ordered, edges.clamp(max=places)).tolist()
 
     def _output(self, name: str, hidden: Tensor) -> Tensor:
+        if name == "hidden":
+            return hidden.float()
         if name not in self.attached:
             raise ValueError(
                 f"PolicyScorer: modules must be among the attached ones, {list(self.attached)}, got {name!r}; attach "
@@ -179,16 +195,36 @@ class PolicyScorer(nn.Module):
         temperature: float,
         entropy: bool,
         picks: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
+        teacher_hidden: Tensor | None = None,
+        kind: str = "",
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         logits = self._split.logits(self.model, tokens, hidden).float()
         if temperature not in (0.0, 1.0):
             logits = logits / temperature
         log_all = logits.log_softmax(-1)
         score = log_all.gather(-1, targets[:, None]).squeeze(-1) if picks is None else log_all[picks, targets]
+        gap = None
+        if teacher_hidden is not None:
+            other = self._teacher_logprobs(teacher_hidden.to(hidden.dtype), targets, temperature)
+            gap = divergence(log_all if picks is None else log_all[picks], other, kind)
         if not entropy:
-            return score, None
+            return score, None, gap
         # a token that the model rules out (-inf) adds 0, and 0 to the gradient; 0 * -inf would be NaN
-        return score, -(log_all.exp() * log_all.clamp(min=torch.finfo(log_all.dtype).min)).sum(-1)
+        return score, -(log_all.exp() * log_all.clamp(min=torch.finfo(log_all.dtype).min)).sum(-1), gap
+
+    @torch.no_grad()
+    def _teacher_logprobs(self, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        """``[n, V]``; a visit to the head also where n is 0."""
+        teacher, count = (self.beside or (self,))[0], len(hidden)
+        if not count:
+            hidden, tokens = hidden.new_zeros(1, hidden.shape[1]), tokens.new_zeros(1)
+        logits = teacher._split.logits(teacher.model, tokens, hidden).float()[:count]
+        return (logits if temperature in (0.0, 1.0) else logits / temperature).log_softmax(-1)
+
+    @property
+    def teacher_width(self) -> int:
+        """H of ``teacher_hidden``."""
+        return text_config((self.beside or (self,))[0].model).hidden_size
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,11 +13,11 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ..rollout.packing import Pack, pack, pack_rows, waste
-from ..rollout.scoring import score_responses
 from .config import GRPOConfig
 from .distributed import agree_max, backward, no_sync, zero_stage
-from .losses import loss_coefficients, sequence_log_ratios
+from .losses import loss_coefficients
 from .rows import MicroBatchLimits, TrainRows
+from .sequence_ratios import LOG_RATIO, with_log_ratios
 from .terms import LossTerm, TokenBatch, check_terms, evaluate, objective
 
 logger = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ def _losses(
         {name: flat(rows.signals[name]) for name in dict.fromkeys(name for term in terms for name in term.reads)},
         scored.outputs,
         torch.arange(len(index)).repeat_interleave(lengths).to(device),
-        flat(rows.signals[_LOG_RATIO]) if _LOG_RATIO in rows.signals else None,
+        flat(rows.signals[LOG_RATIO]) if LOG_RATIO in rows.signals else None,
     )
     counted = flat(rows.active.float())
     weight = {key: flat(value) for key, value in weights.rows.items()}
@@ -169,7 +168,7 @@ def accumulate_gradients(
         rows = rows.select(rows.active.nonzero().flatten())
     module = accelerator.unwrap_model(scorer)
     if any(term.needs_trajectory_ratio for term in terms):
-        rows = _with_log_ratios(accelerator, scorer, rows, config, pad_token_id, limits)
+        rows = with_log_ratios(accelerator, scorer, rows, config, pad_token_id, limits)
     plan = limits.plan(rows, module)
     try:
         return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, terms)
@@ -188,37 +187,6 @@ def accumulate_gradients(
             raise
         logger.warning("%s; the step begins again with micro-batches of at most %s rows", error, limits.rows)
     return _accumulate(accelerator, scorer, rows, limits.plan(rows, module), config, pad_token_id, terms)
-
-
-_LOG_RATIO = "trajectory_log_ratio"
-
-
-def _with_log_ratios(
-    accelerator: Any, scorer: Any, rows: TrainRows, config: GRPOConfig, pad_token_id: int, limits: MicroBatchLimits
-) -> TrainRows:
-    """The rows with ``[M]`` mean log-ratios of their trajectories under the policy as it is; collective under ZeRO-3.
-
-    A trajectory's rows lie in several micro-batches, none of which knows the others' log-probs; they are all here.
-    """
-    sharded = zero_stage(accelerator) == 3
-    scores = score_responses(
-        scorer if sharded else accelerator.unwrap_model(scorer),
-        rows.prompts,
-        rows.responses,
-        pad_token_id=pad_token_id,
-        temperature=config.sampling.temperature or 1.0,
-        max_tokens=limits.tokens,
-        agree=functools.partial(agree_max, accelerator) if sharded else None,
-        share_prefixes=limits.share,
-    )
-    ratios = torch.zeros(len(rows.prompts))
-    if len(ratios):
-        width = scores.mask.shape[1]
-        gaps = (scores.logprobs - rows.old_logprobs[:, :width])[scores.mask]
-        lengths = scores.mask.sum(1)
-        means = sequence_log_ratios(gaps, rows.slot_ids.repeat_interleave(lengths))
-        ratios = means[lengths.cumsum(0) - 1]
-    return replace(rows, signals={**rows.signals, _LOG_RATIO: ratios})
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -263,8 +231,9 @@ def _accumulate(
             packed = packs[number] if index else pack_rows([(0,)], [(0,)], pad_token_id)
             # the same outputs in every micro-batch: under ZeRO-3 each of them is one more call of all processes
             asked = (config.sampling.temperature or 1.0, needs_entropy, chunks, attached)
+            inputs = packed.to(accelerator.device).inputs(*asked)
             with no_sync(accelerator, scorer, last):
-                logprobs, entropy, *outputs = scorer(*packed.to(accelerator.device).inputs(*asked))
+                logprobs, entropy, *outputs = scorer(*inputs, **_teacher_side(accelerator, rows, index, terms, module))
                 scored = _Scored(logprobs, entropy, *(outputs or [{}]))
                 loss, sums = scored.nothing(), {}
                 if index:
@@ -283,6 +252,22 @@ def _accumulate(
         for name, value in sums.items():
             totals[name] = totals.get(name, torch.zeros((), device=accelerator.device)) + value
     return _reduce_metrics(accelerator, totals, weights, terms, config.loss_type) | _reduce_waste(accelerator, plan)
+
+
+def _teacher_side(
+    accelerator: Any, rows: TrainRows, index: Sequence[int], terms: Sequence[LossTerm], module: Any
+) -> dict[str, Any]:
+    """What a micro-batch hands to the scorer where a term wants the divergence from a teacher."""
+    kinds = {term.divergence for term in terms} - {""}
+    if len(kinds) > 1:
+        raise ValueError(f"LossTerm: divergence must be the same for all terms, got {sorted(kinds)}; take one")
+    if not kinds or not (index or zero_stage(accelerator) == 3):
+        return {}
+    hidden = torch.zeros(1, module.teacher_width)  # a process without a row visits the head along with the others
+    if index:
+        at = torch.tensor(index)
+        hidden = rows.signals["teacher_hidden"][at][rows.response_mask[at]]
+    return {"teacher_hidden": hidden.to(accelerator.device), "kind": kinds.pop()}
 
 
 def _reduce_metrics(

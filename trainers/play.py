@@ -74,8 +74,9 @@ def _played_by_method(trainer: GRPOTrainer, mine: Sequence[Task], rank: int, wor
     """What the method's own rollouts are, checked."""
     rollouts, size = trainer.method.rollouts, trainer.config.num_generations
     assert rollouts is not None
-    trainer.run.step = trainer.step
+    trainer.run.step, trainer.run.metrics = trainer.step, {}
     trajectories = list(rollouts(mine, trainer.run))
+    trainer.run.early = trainer.run.metrics
     places = [(t.group_id, t.rollout_index) for t in trajectories]
     inside = all(0 <= group < len(mine) and 0 <= index < size for group, index in places)
     if not inside or len(set(places)) < len(places):

@@ -69,6 +69,8 @@ class LossTerm:
         reads: names of the rows' signals that it needs, such as ``"ref_logprobs"`` or ``"teacher_logprobs"``.
         modules: names of attached modules whose outputs it needs.
         needs_entropy: whether it reads ``batch.entropy``.
+        divergence: ``"reverse"`` or ``"forward"``: it reads ``batch.outputs["divergence"]``, that of the policy from
+            the teacher whose hidden states are the signal ``"teacher_hidden"``, over the whole vocabulary.
         function: instead of `per_token`.
 
     Raises:
@@ -83,6 +85,7 @@ class LossTerm:
     reads: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     needs_entropy: bool = False
+    divergence: str = ""
     function: Callable[[TokenBatch], PerToken] | None = None
 
     auxiliary: ClassVar[bool] = True

@@ -24,7 +24,7 @@ from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer
 from turncredit.trainers.distributed import full_weights
 
 SUITE = ToySuite(num_tasks=8, lenient=True)
-METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar", "posterior_all", "vineppo", "tree_grpo")
+METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar", "posterior_all", "vineppo", "tree_grpo", "opd", "tcod_f2b")
 # a boundary threshold that is not clipped is the quantile over all processes
 LOOSE = {"boundary_low": 0.0, "boundary_high": 1.0, "similarity_threshold": 0.1, "encoder": "hashing"}
 FOUND = {name: LOOSE[name] for name in ("similarity_threshold", "encoder")}
@@ -169,7 +169,7 @@ def fail(folder: Path) -> None:
 
 def methods(stage: int) -> tuple[str, ...]:
     """What a pair of processes trains: everything without DeepSpeed, teachers under ZeRO-3, one method else."""
-    return {-1: METHODS, 3: ("step_opsd", "align_opsd")}.get(stage, METHODS[:1])
+    return {-1: METHODS, 3: ("step_opsd", "align_opsd", "opd")}.get(stage, METHODS[:1])
 
 
 def main(stage: int, folder: Path) -> None:

@@ -14,7 +14,7 @@ from helpers.gradient_cases import config, learned, make_rows
 from helpers.tiny import tiny_model
 
 from turncredit.rollout import PolicyScorer
-from turncredit.trainers import GRPOConfig, optimization
+from turncredit.trainers import GRPOConfig, sequence_ratios
 from turncredit.trainers.losses import cispo_loss, clipped_policy_loss, sequence_log_ratios
 from turncredit.trainers.optimization import accumulate_gradients
 from turncredit.trainers.terms import PolicyTerm, objective
@@ -163,7 +163,7 @@ def test_levels_are_one_where_sequences_are_single_tokens():
 def test_only_a_policy_gradient_by_trajectories_pays_for_one_more_pass(level, weight, passes):
     rows, _ = make_rows()
     settings = config(importance_sampling_level=level, **TIGHT)
-    with mock.patch.object(optimization, "score_responses", wraps=optimization.score_responses) as scored:
+    with mock.patch.object(sequence_ratios, "score_responses", wraps=sequence_ratios.score_responses) as scored:
         gradient(rows, settings, weight)
     assert scored.call_count == passes
 

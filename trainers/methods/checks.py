@@ -64,12 +64,13 @@ def check_signal(owner: str, name: str, value: Any, batch: TurnBatch) -> None:
         )
     shapes = {"M": (len(batch.turns),), "MT": tuple(mask.shape), "N": (len(batch.trajectories),)}
     axes = ("M", "MT") if defined is None else (defined.axes,)
-    if tuple(value.shape) not in [shapes[key] for key in axes]:
+    shape = tuple(value.shape) if defined is not None else tuple(value.shape[:2])  # a term may read vectors
+    if shape not in [shapes[key] for key in axes]:
         rule = " or ".join(f"[{', '.join(key)}] = {list(shapes[key])}" for key in axes)
         raise ValueError(
             f"{owner} must give {name!r} as {rule}, got {list(value.shape)}; give one value per turn or sampled token"
         )
-    inside = value[mask] if value.ndim == 2 else value
+    inside = value[mask] if value.ndim >= 2 else value
     low, high = (None, None) if defined is None else (defined.low, defined.high)
     wrong = ~torch.isfinite(inside)
     wrong |= inside < low if low is not None else False

@@ -220,3 +220,31 @@ def teacher_scores(run: Run, pairs: list[tuple[int, int]] | None = None) -> Teac
     for name, rows in (("", scores.scored), ("identical_", scores.identical), ("over_length_", scores.over_length)):
         run.log(f"teacher/{name}rows", rows, reduce="sum")
     return scores
+
+
+def _keeps_its_head(run: Run) -> None:
+    teacher = run.method.teacher
+    if teacher is not None and teacher.lags:
+        raise ValueError(
+            f"{run.method.name}: teacher must be the policy as it is, or another model, where whole distributions are "
+            f"compared, got {teacher.weights!r}, whose output embedding is not kept; take estimator='sampled'"
+        )
+
+
+@provides("teacher_hidden", teacher=True, start=_keeps_its_head)
+def teacher_hidden(batch: TurnBatch, run: Run) -> Tensor:
+    """``[M, T, H]`` float32: what the teacher's head reads before every sampled token, under the teacher's prompts.
+
+    A row that would exceed the teacher's positions is read under the student's prompt, and counted.
+    """
+    longest, prompts = run.longest("teacher"), run.teacher_prompts()
+    over = [
+        longest is not None and len(prompt) + len(response) > longest
+        for prompt, response in zip(prompts, batch.responses, strict=True)
+    ]
+    read = [own if long else prompt for own, prompt, long in zip(batch.prompts, prompts, over, strict=True)]
+    scores = run.score(read, batch.responses, weights="teacher", modules=("hidden",))
+    run.log("teacher/rows", len(read), reduce="sum")
+    run.log("teacher/over_length_rows", sum(over), reduce="sum")
+    hidden = scores.outputs["hidden"]
+    return hidden if batch.turns else torch.zeros(batch.response_mask.shape)

@@ -71,6 +71,7 @@ class Run:
     step: int = field(default=0, init=False)
     batch: TurnBatch = field(default_factory=lambda: make_batch([]), init=False)
     metrics: dict[str, float] = field(default_factory=dict, init=False)
+    early: dict[str, float] = field(default_factory=dict, init=False)
     signals: dict[str, Any] = field(default_factory=dict, init=False)
     student_logprobs: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)
     _packs: list[Pack] = field(default_factory=list, init=False)
@@ -223,7 +224,8 @@ class Run:
 
     def begin(self, batch: TurnBatch, step: int) -> None:
         """Forget the update before."""
-        self.batch, self.step, self.metrics, self.signals = batch, step, {}, {}
+        self.batch, self.step, self.signals = batch, step, {}
+        self.metrics, self.early = self.early, {}
         self.student_logprobs = batch.sampled_logprobs
         self._own = self._texts = self._prompts = None
         self._packs = []
