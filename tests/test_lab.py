@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from turncredit.credit import registry
 from turncredit.trainers.launch.panel import read_results
 from turncredit.trainers.launch.panel_report import by_method, panel_table
 
@@ -61,3 +63,23 @@ def test_the_readme_repeats_the_panel():
     for method in ("agent_opsd", "align_opsd_turn"):
         row = next(line for line in readme.splitlines() if line.startswith(f"| `{method}` |"))
         assert all(cell.rstrip("*!") in row for cell in found[method])
+
+
+@pytest.mark.parametrize("environment", ["alfworld", "webshop", "search_qa"])
+def test_the_measured_tables_come_out_of_their_data(environment):
+    with mock.patch.dict(registry._REGISTRY):  # what an example registers is not there for other tests
+        from compare_credit import over_seeds
+        from compare_real import CEILING, table
+
+    lines = [json.loads(line) for line in (DOCS / "lab" / "real" / f"{environment}.jsonl").read_text().splitlines()]
+    lines.sort(key=lambda line: line["seed"])
+    rows = table(lines, [name for name in lines[0]["scores"] if name != CEILING], over_seeds)
+    page = (DOCS / "lab" / "real" / f"{environment}.md").read_text(encoding="utf-8")
+    assert all(row in page for row in rows)
+    beside = (DOCS / "fidelity.md").read_text(encoding="utf-8").split("## Against measured")[1]
+    place = {"alfworld": 4, "webshop": 6, "search_qa": 8}[environment]
+    cells = {row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ")[1:3] for row in rows[2:]}
+    shown = [line.strip("|").split("|") for line in beside.splitlines() if line.startswith("| ")][1:]
+    assert len(shown) > 20
+    for row in shown[1:]:
+        assert [row[place - 1].strip(), row[place].strip()] == cells[row[0].strip()], row[0]
