@@ -26,6 +26,10 @@ SIGNALS = {
     "correspondence",
     "entropies",
     "values",
+    "progress",
+    "answer_logprobs",
+    "reward_model_logprobs",
+    "ref_logprobs",
 }
 METHODS = set(NAMES.split())
 

@@ -24,8 +24,7 @@ class Stateful(Protocol):
     """A part of a run that checkpoints save: what it says of itself goes into a file and comes back.
 
     Every process makes both calls; process 0's answer, tensors and plain values, is saved and comes back to all. With a
-    method ``reset()`` the part is told to begin anew where a checkpoint does not hold it. One that learns before the
-    policy does sets ``ahead``, and no checkpoint is written until ``finished()`` is called behind the update.
+    method ``reset()`` the part is told to begin anew where a checkpoint does not hold it.
     """
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -34,6 +33,21 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> Any:
         """Take back what `state_dict` said."""
+        ...
+
+
+@runtime_checkable
+class Ahead(Stateful, Protocol):
+    """A part that learns inside of an update, before the policy does.
+
+    While `ahead` is True no checkpoint is written: it would hold a half of an update. `finished` is called behind every
+    update, and has to make it False.
+    """
+
+    ahead: bool
+
+    def finished(self) -> None:
+        """The update is finished."""
         ...
 
 

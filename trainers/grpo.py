@@ -22,7 +22,7 @@ from ..rollout._preflight import PreflightReport
 from ..rollout.types import Trajectory
 from .batch import make_batch, usable
 from .callbacks import GRPOCallback, check_callbacks
-from .checkpoint import Stateful
+from .checkpoint import Ahead, Stateful
 from .config import GRPOConfig
 from .distributed import sharded_for_generation, whole_for_generation
 from .encoder import Encoder
@@ -290,7 +290,8 @@ class GRPOTrainer:
         if self.teacher.snapshot is not None:
             self.teacher.snapshot.update(self.step + 1)
         for part in self.method.state.values():
-            getattr(part, "finished", lambda: None)()
+            if isinstance(part, Ahead):
+                part.finished()
         self.step += 1
         self.update_metrics, self.evaluation = metrics, None
         self.evaluation_due = evaluation_due(self)
@@ -300,7 +301,7 @@ class GRPOTrainer:
     @property
     def torn(self) -> bool:
         """Whether the weights in memory are those of no finished update."""
-        ahead = any(getattr(part, "ahead", False) for part in self.method.state.values())
+        ahead = any(part.ahead for part in self.method.state.values() if isinstance(part, Ahead))
         return self.stepping or ahead or (self.teacher.snapshot is not None and self.teacher.snapshot.swapped)
 
     def tasks_of(self, step: int) -> list[Task]:

@@ -148,8 +148,8 @@ MUTATIONS = (
         "_UNLIKELY",
         "a prompt that is too long forgets the answer",
     ),
-    ("methods/learned", "if not answers or missing:", "if not answers:", "a task without an answer"),
-    ("methods/learned", "0 < len(ids) <= limit - len(opening)", "0 < len(ids)", "an answer longer than a response"),
+    ("methods/learned", "if asked is None or missing:", "if asked is None:", "a task without an answer"),
+    ("methods/learned", "0 < len(answer) <= limit", "0 < len(answer)", "an answer longer than a response"),
     (
         "methods/reward_model",
         "logprobs = model.score(run)\n",
@@ -182,7 +182,6 @@ MUTATIONS = (
         "for key, value in self.optimizer.state.get(parameter, {}).items():",
         "for key, value in ():",
         "moments are in no checkpoint",
-        "trainers/test_trainer.py::test_resume_is_bit_for_bit",
     ),
     (
         "methods/tryout",
@@ -198,9 +197,8 @@ MUTATIONS = (
     ),
     (
         "grpo",
-        'getattr(part, "finished", lambda: None)()',
+        "part.finished()",
         "pass",
-        "no checkpoint ever",
-        "trainers/test_trainer.py::test_resume_is_bit_for_bit",
+        "no checkpoint on the way out",
     ),
 )

@@ -148,6 +148,9 @@ def test_a_head_is_read_at_its_place_and_learns_at_its_own_rate(tmp_path, batch,
 class Opened(ToySuite):
     answer_opening = "<think> </think> <action>"
 
+    def gold_answer(self, task):
+        return f"{super().gold_answer(task)} door one"
+
 
 @pytest.mark.parametrize("kind", [ToySuite, Opened])
 def test_a_gold_answer_is_scored_behind_every_prompt(tmp_path, batch, kind):
@@ -161,7 +164,7 @@ def test_a_gold_answer_is_scored_behind_every_prompt(tmp_path, batch, kind):
             short = answer_logprobs(batch, run.run)
     assert run.run.metrics["method/answers_too_long"] > 0
     for row, turn in enumerate(batch.turns):
-        gold = batch.trajectories[int(batch.trajectory_ids[row])].task_id.split("-")[0]
+        gold = suite.gold_answer(run.run.tasks[batch.trajectories[int(batch.trajectory_ids[row])].task_id])
         opening = tokenizer(getattr(suite, "answer_opening", ""), add_special_tokens=False).input_ids
         answer = tokenizer(gold, add_special_tokens=False).input_ids
         with torch.no_grad():
@@ -261,7 +264,8 @@ def test_the_reward_models_gradient_is_dpos(tmp_path, batch):
 
 
 def test_it_scores_first_and_learns_then_and_its_state_comes_back(tmp_path, batch):
-    with trainer(tmp_path / "a", "istar", warmup_steps=0) as run, trainer(tmp_path / "b", "istar") as other:
+    made = (trainer(tmp_path / name, "istar", warmup_steps=0) for name in "ab")
+    with next(made) as run, next(made) as other:
         model = bound(run, batch)
         assert model.state_dict().keys() == {f"weights.{name}" for name, _ in model._named()}
         before = model.score(run.run)
@@ -277,6 +281,12 @@ def test_it_scores_first_and_learns_then_and_its_state_comes_back(tmp_path, batc
         assert torch.equal(copied.score(other.run), after)
         again = {name: value.clone() for name, value in copied.state_dict().items()}
         assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.items())
+        for each in (run, other):
+            each.run.begin(batch, 1)
+            each.run.signal("reward_model_logprobs")
+        moved = copied.state_dict()
+        assert all(torch.equal(value, moved[name]) for name, value in model.state_dict().items())
+        assert not all(torch.equal(value, moved[name]) for name, value in again.items())
         own = [parameter.detach().clone() for parameter in run.model.parameters()]
         assert all(torch.equal(a, b) for a, b in zip(own, tiny_model().parameters(), strict=True))
         model.load_state_dict({})
@@ -296,19 +306,29 @@ def test_without_a_pair_it_learns_nothing(tmp_path, batch):
 
 
 class Fails(GRPOCallback):
+    """In the second update, before or after the reward model has learned."""
+
+    def __init__(self, hook):
+        self.hook = hook
+
+    def on_rollout(self, trainer, trajectories):
+        if trainer.step == 1 and self.hook == "on_rollout":
+            raise RuntimeError("mine")
+
     def on_credit(self, trainer, inputs, credit):
-        if trainer.step == 1:
+        if trainer.step == 1 and self.hook == "on_credit":
             raise RuntimeError("mine")
 
 
-def test_no_checkpoint_of_a_reward_model_that_is_ahead(tmp_path, caplog):
+@pytest.mark.parametrize(("hook", "saved"), [("on_rollout", True), ("on_credit", False)])
+def test_no_checkpoint_of_a_reward_model_that_is_ahead(tmp_path, caplog, hook, saved):
     settings = config(tmp_path, credit="istar", preflight=False, eval_steps=0, num_eval_tasks=1)
     suite = ToySuite(num_tasks=8, needed=1, lenient=True)
-    run = GRPOTrainer(tiny_model(), tiny_tokenizer(), suite, settings, callbacks=[Fails()])
+    run = GRPOTrainer(tiny_model(), tiny_tokenizer(), suite, settings, callbacks=[Fails(hook)])
     with run, pytest.raises(RuntimeError, match="mine"):
         run.train()
-    assert not (tmp_path / "checkpoints").exists()
-    assert "update 1 is in no checkpoint" in caplog.text
+    assert (tmp_path / "checkpoints").exists() == saved
+    assert ("update 1 is in no checkpoint" in caplog.text) != saved
 
 
 def test_what_it_cannot_do_is_said_before_the_first_rollout(tmp_path):

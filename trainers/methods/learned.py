@@ -177,35 +177,35 @@ goes_with(empg, settle=over_all_processes)
 _UNLIKELY = -50.0
 
 
-def gold_answers(run: Run) -> dict[str, tuple[list[int], list[int]]]:
-    """Token ids of the opening and of the gold answer of every training task, by its id.
+def gold_answers(run: Run, names: Sequence[str]) -> dict[str, tuple[list[int], list[int]]]:
+    """Token ids of the opening and of the gold answer of training tasks, by their ids.
 
     Raises:
         ValueError: the suite has no gold answers, or one is empty or longer than a response may be.
     """
     suite, asked = run.suite, getattr(run.suite, "gold_answer", None)
-    opening = run.tokenizer(getattr(suite, "answer_opening", ""), add_special_tokens=False).input_ids
-    answers: dict[str, Any] = {} if asked is None else {name: asked(task) for name, task in run.tasks.items()}
+    answers: dict[str, Any] = {} if asked is None else {name: asked(run.tasks[name]) for name in names}
     missing = [name for name, answer in answers.items() if not isinstance(answer, str) or not answer]
-    if not answers or missing:
+    if asked is None or missing:
         got = "no such method" if asked is None else f"{answers[missing[0]]!r} for {missing[0]!r}"
         raise ValueError(
             f"{run.method.name}: the suite must name every training task's gold answer by gold_answer(task), got "
             f"{got} from {type(suite).__name__}; write that method, or choose a method that reads no answers"
         )
-    found = {name: run.tokenizer(answer, add_special_tokens=False).input_ids for name, answer in answers.items()}
-    limit = run.config.sampling.max_completion_length
-    for name, ids in found.items():
-        if not 0 < len(ids) <= limit - len(opening):
+    texts = [getattr(suite, "answer_opening", ""), *answers.values()]
+    opening, *ids = run.tokenizer(texts, add_special_tokens=False).input_ids
+    limit = run.config.sampling.max_completion_length - len(opening)
+    for name, answer in zip(answers, ids, strict=True):
+        if not 0 < len(answer) <= limit:
             raise ValueError(
-                f"{run.method.name}: a gold answer must have between 1 and {limit - len(opening)} tokens, what "
-                f"max_completion_length leaves behind answer_opening, got {len(ids)} for {name!r}; raise it"
+                f"{run.method.name}: a gold answer must have between 1 and {limit} tokens, what max_completion_length "
+                f"leaves behind answer_opening, got {len(answer)} for {name!r}; raise it"
             )
-    return {name: (opening, ids) for name, ids in found.items()}
+    return {name: (opening, answer) for name, answer in zip(answers, ids, strict=True)}
 
 
 def _start(run: Run) -> None:
-    gold_answers(run)
+    gold_answers(run, list(run.tasks))
 
 
 @provides("answer_logprobs", start=_start)
@@ -215,7 +215,7 @@ def answer_logprobs(batch: TurnBatch, run: Run) -> Tensor:
     One pass of the policy over all turns' prompts. Where prompt and answer would exceed the model, the turn has the
     probability of the turn before it, so that the gain is 0; ``method/answers_too_long`` counts such turns.
     """
-    answers = gold_answers(run)
+    answers = gold_answers(run, sorted({trajectory.task_id for trajectory in batch.trajectories}))
     asked = [answers[batch.trajectories[i].task_id] for i in batch.trajectory_ids.tolist()]
     limit, rows = run.longest(), range(len(batch.turns))
     sizes = [len(turn.prompt_ids) + len(a) + len(b) for turn, (a, b) in zip(batch.turns, asked, strict=True)]
