@@ -140,7 +140,8 @@ def make_teacher(
     digest = weights_digest(other)
     match_dtypes(other, policy.model)
     scorer = prepare_reference(accelerator, PolicyScorer(other.eval().requires_grad_(False)), config)
-    accelerator.unwrap_model(policy.scorer).beside = (accelerator.unwrap_model(scorer),)
+    own: Any = accelerator.unwrap_model(policy.scorer)
+    own.beside = (accelerator.unwrap_model(scorer),)
     return TeacherModel(scorer, other, differs=True, sharded=zero_stage(accelerator) == 3, digest=digest)
 
 
