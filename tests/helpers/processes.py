@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 TESTS = str(Path(__file__).resolve().parents[1])
@@ -32,16 +33,16 @@ def start(script: Path, *arguments: str, world: int = 2, **environment: str) -> 
     }
     if world == 1:
         common = {name: value for name, value in common.items() if not name.endswith("WORLD_SIZE")}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(script), *arguments],
-            env={**common, **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
+    processes = []
+    for rank in range(world):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}
+        # a file, as nobody reads while they run: one that fills its pipe would wait for ever, and the other for it
+        output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        command = [sys.executable, str(script), *arguments]
+        process = subprocess.Popen(command, env={**common, **own}, stdout=output, stderr=subprocess.STDOUT)
+        process.output = output
+        processes.append(process)
+    return processes
 
 
 def finish(processes: list[subprocess.Popen], timeout: float) -> list[tuple[int, str]]:
@@ -64,5 +65,7 @@ def finish(processes: list[subprocess.Popen], timeout: float) -> list[tuple[int,
     for process in processes:
         if process.poll() is None:
             process.kill()
-        results.append((process.wait(), process.stdout.read()))
+        code = process.wait()
+        process.output.seek(0)
+        results.append((code, process.output.read()))
     return results
