@@ -37,7 +37,7 @@ def start(script: Path, *arguments: str, world: int = 2, **environment: str) -> 
     for rank in range(world):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}
         # a file, as nobody reads while they run: one that fills its pipe would wait for ever, and the other for it
-        output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         command = [sys.executable, str(script), *arguments]
         process = subprocess.Popen(command, env={**common, **own}, stdout=output, stderr=subprocess.STDOUT)
         process.output = output
