@@ -1,6 +1,8 @@
 """docs/lab.md says what docs/lab/ holds: every table of agents comes out of the data again."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -83,3 +85,19 @@ def test_the_measured_tables_come_out_of_their_data(environment):
     assert len(shown) > 20
     for row in shown[1:]:
         assert [row[place - 1].strip(), row[place].strip()] == cells[row[0].strip()], row[0]
+
+
+@pytest.mark.slow
+def test_credit_is_compared_with_measured_advantages_and_goes_on_where_it_was(tmp_path):
+    command = [sys.executable, str(DOCS.parent / "examples" / "compare_credit.py"), "--real", "search_qa"]
+    command += ["--methods", "gigpo", "agent_opsd", "tree_grpo", "--groups", "3", "--continuations", "2"]
+    command += ["--workers", "1", "--output", str(tmp_path), "--seeds"]
+    for seeds in ("1", "2"):
+        done = subprocess.run([*command, seeds], capture_output=True, text=True, timeout=500, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert f"seed {int(seeds) - 1}:" in done.stdout
+    assert "seed 0:" not in done.stdout.split("search_qa: seeds")[0]
+    page = (tmp_path / "search_qa.md").read_text()
+    assert all(f"| {name} |" in page for name in ("grpo", "gigpo", "agent_opsd", "half of the continuations"))
+    assert "Left out: tree_grpo: it plays rollouts of its own" in page
+    assert len((tmp_path / "search_qa.jsonl").read_text().splitlines()) == 2

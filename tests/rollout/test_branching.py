@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from helpers.tiny import tiny_model, tiny_tokenizer
@@ -190,3 +192,15 @@ def test_an_environment_that_replays_otherwise_is_a_failure_not_a_branch() -> No
         found = turn_values([wrong], 2, play.collect_starts)
     assert found.cost.failed == found.cost.continuations
     assert found.cost.environment_steps == 0
+
+
+@pytest.mark.slow
+def test_the_code_of_the_page_runs(monkeypatch, capsys) -> None:
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.chdir(root)
+    (code,) = re.findall(r"```python\n(.*?)```", (root / "docs" / "branching.md").read_text(), re.S)
+    exec(compile(code, "branching.md", "exec"), {})
+    *turns, cost = capsys.readouterr().out.splitlines()
+    assert turns
+    assert all(" +- " in turn for turn in turns)
+    assert "failed=0" in cost
