@@ -5,7 +5,8 @@ TESTS = ("rollout/test_divergence.py",)
 MUTATIONS = (
     ("divergence", "return -(log_q.exp() * gap).sum(-1)", "return (log_q.exp() * gap).sum(-1)", "forward: sign"),
     ("divergence", "(log_p.exp() * gap)", "(log_q.exp() * gap)", "reverse: weighed by the teacher"),
-    ("divergence", "for log in (log_p, log_q) for top in tops", "for top in tops for log in (log_p, log_q)", "tops swapped"),
+    ("divergence", "for log in (log_p, log_q) for top in tops", "for top in tops for log in (log_p, log_q)",
+     "tops swapped"),
     ("divergence", "log_q.clamp(min=lowest)", "log_q", "ruled out tokens are NaN"),
     ("scoring", "(self.beside or (self,))[0], len(hidden)", "self, len(hidden)", "another teacher's head ignored"),
     ("scoring", "teacher_hidden[own]", "teacher_hidden[: len(targets[own])]", "the first chunk's teacher everywhere"),
