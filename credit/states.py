@@ -55,8 +55,8 @@ def earned(inputs: CreditInputs) -> Tensor:
 
 
 def discounted(inputs: CreditInputs, values: Tensor, discount: float) -> Tensor:
-    """``[M]`` sums over the rest of the trajectory: ``S_k = values_k + discount * S_{k+1}``."""
-    left = turns_left(inputs)
+    """``[M]`` sums over the rest of the trajectory, in the wide dtype: ``S_k = values_k + discount * S_{k+1}``."""
+    left, values = turns_left(inputs), values.detach().to(wide(values.device))
     grid = values.new_zeros(inputs.num_trajectories, int(inputs.turn_counts.max()))
     grid[inputs.trajectory_ids, left] = values
     return decayed_sums(grid, discount)[inputs.trajectory_ids, left]

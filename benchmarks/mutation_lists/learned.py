@@ -12,7 +12,7 @@ MUTATIONS = (
         "torch.maximum(low.abs(), high.abs())",
         "no tolerance",
     ),
-    ("learned/turns", "grid[owner, left + 1] = values", "grid[owner, left] = values", "the turn itself for the next"),
+    ("states", "return grid[trajectory, turn + 1]", "return grid[trajectory, turn]", "the turn itself for the next"),
     (
         "learned/turns",
         "rest = rewards - segment_sum(own, owner, inputs.num_trajectories)",
@@ -21,7 +21,7 @@ MUTATIONS = (
     ),
     (
         "learned/turns",
-        "remaining(inputs) == 0, rest[owner], 0.0",
+        "turns_left(inputs) == 0, rest[owner], 0.0",
         "inputs.turn_ids == 0, rest[owner], 0.0",
         "the return is earned first",
     ),
@@ -75,7 +75,7 @@ MUTATIONS = (
     ("learned/igpo", "outcomes[inputs.trajectory_ids], gains)", "gains, gains)", "IGPO: the outcome is not heard"),
     ("learned/igpo", "inputs.turn_counts, outcome_discount)", "inputs.turn_counts, 1.0)", "IGPO: outcomes do not fade"),
     ("learned/igpo", "gains, discount=discount", "gains, discount=1.0", "IGPO: gains do not fade"),
-    ("learned/igpo", "gains[remaining(inputs) > 0]", "gains", "IGPO: outcomes among the logged gains"),
+    ("learned/igpo", "gains[turns_left(inputs) > 0]", "gains", "IGPO: outcomes among the logged gains"),
     ("learned/spa_rl", "(shares - errors[owner])", "(shares + errors[owner])", "SPA-RL: the head moves away"),
     ("learned/spa_rl", "last=True", "last=False", "SPA-RL: the loss stands at the first token"),
     (

@@ -13,8 +13,16 @@ from ..signals import register_signal
 from ..states import joined
 from ..tokens import mean_factor, spread
 
-register_signal("tree_ids", axes="N", kind="int", doc="equal for trajectories of one group that branch off one another")
-register_signal("leaf_returns", axes="M", doc="mean return of the trajectories that pass through a turn")
+_FIX = "let the method tree_grpo play its trees"
+register_signal(
+    "tree_ids", axes="N", kind="int", fix=_FIX, doc="equal for trajectories of one group that branch off one another"
+)
+register_signal(
+    "leaf_returns",
+    axes="M",
+    fix=_FIX,
+    doc="mean return of the trajectories that pass through a turn",
+)
 
 
 @register_credit("tree_grpo", requires=("tree_ids", "leaf_returns"))

@@ -14,8 +14,9 @@ from ..inputs import Credit, CreditInputs
 from ..metrics import Mean
 from ..registry import register_credit
 from ..segments import segment_sum, wide
+from ..states import turns_left
 from ..tokens import mean_factor, spread
-from .turns import following, remaining, turn_means
+from .turns import following, turn_means
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _facts(inputs: CreditInputs, advantages: Tensor) -> tuple[EntropyFacts, Tens
     heard = (size > 0)[groups][inputs.trajectory_ids]
     entropies = turn_means(inputs, inputs.entropies)
     rows = advantages[inputs.trajectory_ids].to(wide(entropies.device))
-    values = (rows, entropies, following(inputs, entropies), remaining(inputs) == 0)
+    values = (rows, entropies, following(inputs, entropies), turns_left(inputs) == 0)
     return EntropyFacts(*(value[heard] for value in values)), entropies, heard
 
 

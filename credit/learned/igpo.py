@@ -11,8 +11,9 @@ from ..inputs import Credit, CreditInputs
 from ..metrics import Mean
 from ..registry import register_credit
 from ..segments import wide
+from ..states import turns_left
 from ..tokens import mean_factor, spread
-from .turns import following, normalized_sums, remaining
+from .turns import following, normalized_sums
 
 
 @register_credit("igpo", requires=("answer_logprobs",))
@@ -60,7 +61,7 @@ def igpo(
         eps=eps,
         outcome_discount=outcome_discount,
     )
-    inner = gains[remaining(inputs) > 0]
+    inner = gains[turns_left(inputs) > 0]
     metrics = {
         "mean_answer_probability": Mean(float(probabilities.mean()), probabilities.numel()),
         "mean_gain": Mean(float(inner.mean()) if len(inner) else 0.0, len(inner)),
@@ -77,4 +78,4 @@ def information_gains(inputs: CreditInputs, outcome_discount: float = 1.0) -> tu
     probabilities = inputs.answer_logprobs.detach().to(wide(inputs.answer_logprobs.device)).exp()
     outcomes = faded(inputs.rewards.detach().to(probabilities.dtype), inputs.turn_counts, outcome_discount)
     gains = following(inputs, probabilities) - probabilities
-    return torch.where(remaining(inputs) == 0, outcomes[inputs.trajectory_ids], gains), probabilities
+    return torch.where(turns_left(inputs) == 0, outcomes[inputs.trajectory_ids], gains), probabilities

@@ -9,8 +9,9 @@ from ..inputs import Credit, CreditInputs
 from ..metrics import Mean
 from ..registry import register_credit
 from ..segments import wide
+from ..states import discounted
 from ..tokens import spread
-from .turns import earned, edge_weights, following, sums_to_go
+from .turns import earned, edge_weights, following
 
 
 @register_credit("turn_ppo", requires=("values",))
@@ -41,7 +42,7 @@ def turn_gae(inputs: CreditInputs, *, discount: float = 1.0, trace: float = 0.95
     check_range("turn_gae", "trace", trace, 0, 1)
     values = inputs.values.detach().to(wide(inputs.values.device))
     deltas = earned(inputs) + discount * following(inputs, values) - values
-    advantages = sums_to_go(inputs, deltas, discount * trace)
+    advantages = discounted(inputs, deltas, discount * trace)
     rows = advantages.to(inputs.dtype)
     counts = inputs.turn_counts[inputs.trajectory_ids].float()[:, None]
     details = {

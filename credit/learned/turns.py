@@ -5,35 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import states
 from ..groups import group_relative_advantages
 from ..inputs import CreditInputs
-from ..segments import decayed_sums, segment_mean, segment_sum, wide
-
-
-def remaining(inputs: CreditInputs) -> Tensor:
-    """``[M]`` int64, turns of its trajectory that come after each turn; 0 for the last."""
-    return inputs.turn_counts[inputs.trajectory_ids] - 1 - inputs.turn_ids
+from ..segments import segment_mean, segment_sum, wide
+from ..states import discounted, turns_left
 
 
 def following(inputs: CreditInputs, values: Tensor) -> Tensor:
     """``[M]`` value of the turn after each turn, 0 after the last, in the wide dtype."""
-    owner, left = inputs.trajectory_ids, remaining(inputs)
-    grid = torch.zeros(
-        inputs.num_trajectories, int(inputs.turn_counts.max()) + 1, dtype=wide(owner.device), device=owner.device
-    )
-    grid[owner, left + 1] = values.detach().to(grid.dtype)
-    grid[:, 0] = 0
-    return grid[owner, left]
-
-
-def sums_to_go(inputs: CreditInputs, values: Tensor, decay: float) -> Tensor:
-    """``[M]`` ``S_k = x_k + decay * S_{k+1}`` over the turns of each trajectory, in the wide dtype."""
-    owner, left = inputs.trajectory_ids, remaining(inputs)
-    grid = torch.zeros(
-        inputs.num_trajectories, int(inputs.turn_counts.max()), dtype=wide(owner.device), device=owner.device
-    )
-    grid[owner, left] = values.detach().to(grid.dtype)
-    return decayed_sums(grid, decay)[owner, left]
+    return states.following(inputs, values.detach().to(wide(values.device)), 0.0)
 
 
 def earned(inputs: CreditInputs) -> Tensor:
@@ -47,7 +28,7 @@ def earned(inputs: CreditInputs) -> Tensor:
     if inputs.turn_rewards is not None:
         own = inputs.turn_rewards.detach().to(rewards.dtype)
     rest = rewards - segment_sum(own, owner, inputs.num_trajectories)
-    return own + torch.where(remaining(inputs) == 0, rest[owner], 0.0)
+    return own + torch.where(turns_left(inputs) == 0, rest[owner], 0.0)
 
 
 def normalized_sums(
@@ -60,7 +41,7 @@ def normalized_sums(
     groups = inputs.group_index[inputs.trajectory_ids]
     z = group_relative_advantages(rewards, groups, scale_rewards=scale_rewards, eps=eps)
     alone = torch.bincount(inputs.group_index)[groups] == 1
-    return sums_to_go(inputs, z.masked_fill(alone, 0.0), discount)
+    return discounted(inputs, z.masked_fill(alone, 0.0), discount)
 
 
 def edge_weights(inputs: CreditInputs, *, last: bool) -> Tensor:
