@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-KINDS = ("reverse", "forward", "compare")
+KINDS = ("reverse", "forward", "own_forward", "compare")
+OWN = ("own_forward",)
+"""Kinds whose teacher is the policy itself, whoever else teaches beside it."""
 
 
 def divergence(log_p: Tensor, log_q: Tensor, kind: str) -> Tensor:
     """A divergence of every row, nats, with gradient to ``log_p``.
 
         reverse    KL(p || q) = sum_v p (log p - log q)
-        forward    KL(q || p) = sum_v q (log q - log p)
+        forward    KL(q || p) = sum_v q (log q - log p);   own_forward the same
         compare    [reverse, log p(v_p), log p(v_q), log q(v_p), log q(v_q)], v_p and v_q the likeliest tokens of each
 
     What p (forward: q) rules out adds 0. What the other one rules out counts as the smallest float.
@@ -29,7 +31,7 @@ def divergence(log_p: Tensor, log_q: Tensor, kind: str) -> Tensor:
     """
     lowest = torch.finfo(log_p.dtype).min
     gap = log_p.clamp(min=lowest) - log_q.clamp(min=lowest)
-    if kind == "forward":
+    if kind in ("forward", "own_forward"):
         return -(log_q.exp() * gap).sum(-1)
     reverse = (log_p.exp() * gap).sum(-1)
     if kind == "reverse":

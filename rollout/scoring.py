@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention import attention_cost, why_no_branches
-from .divergence import divergence
+from .divergence import OWN, divergence
 from .heads import HeadSplit
 from .limits import check_row_lengths, embedding_rows, text_config
 from .packing import Ids, Pack, pack, pack_rows, plan_packs
@@ -205,7 +205,7 @@ class PolicyScorer(nn.Module):
         score = log_all.gather(-1, targets[:, None]).squeeze(-1) if picks is None else log_all[picks, targets]
         gap = None
         if teacher_hidden is not None:
-            other = self._teacher_logprobs(teacher_hidden.to(hidden.dtype), targets, temperature)
+            other = self._teacher_logprobs(teacher_hidden.to(hidden.dtype), targets, temperature, kind in OWN)
             gap = divergence(log_all if picks is None else log_all[picks], other, kind)
         if not entropy:
             return score, None, gap
@@ -213,9 +213,9 @@ class PolicyScorer(nn.Module):
         return score, -(log_all.exp() * log_all.clamp(min=torch.finfo(log_all.dtype).min)).sum(-1), gap
 
     @torch.no_grad()
-    def _teacher_logprobs(self, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-        """``[n, V]``; a visit to the head also where n is 0."""
-        teacher, count = (self.beside or (self,))[0], len(hidden)
+    def _teacher_logprobs(self, hidden: Tensor, tokens: Tensor, temperature: float, own: bool) -> Tensor:
+        """``[n, V]`` by the teacher's head, or one's `own`; a visit to the head also where n is 0."""
+        teacher, count = (self if own else (self.beside or (self,))[0]), len(hidden)
         if not count:
             hidden, tokens = hidden.new_zeros(1, hidden.shape[1]), tokens.new_zeros(1)
         logits = teacher._split.logits(teacher.model, tokens, hidden).float()[:count]
@@ -259,6 +259,8 @@ def score_responses(
     modules: Sequence[str] = (),
     agree: Agree | None = None,
     share_prefixes: bool = True,
+    teacher_hidden: Tensor | None = None,
+    kind: str = "",
 ) -> ResponseScores:
     """Log-probs of M responses, each under its own prompt, in micro-batches of sequences of similar length.
 
@@ -275,6 +277,8 @@ def score_responses(
             call (ZeRO-3), so that all processes run equally many. Every process must then call this function.
         share_prefixes: compute tokens once that rows have in common (see `plan_packs`); False computes every row by
             itself.
+        teacher_hidden: ``[M, T, H]`` float32, see `PolicyScorer.forward`.
+        kind: of divergence from it, among the outputs as ``"divergence"``.
 
     Raises:
         ValueError: the numbers of prompts and responses differ, one of them is empty, or a row is longer than the
@@ -293,7 +297,8 @@ def score_responses(
     mask = torch.arange(width)[None] < torch.tensor([len(r) for r in responses], dtype=torch.long)[:, None]
     logprobs = torch.zeros(len(responses), width)
     entropies = torch.zeros(len(responses), width) if entropy else None
-    outputs: dict[str, Tensor] = {name: torch.zeros(len(responses), width) for name in modules}
+    wanted = (*modules, "divergence") if kind else modules
+    outputs: dict[str, Tensor] = {name: torch.zeros(len(responses), width) for name in wanted}
     plan = plan_packs(
         prompts,
         responses,
@@ -312,12 +317,17 @@ def score_responses(
     module.eval()
     try:
         for number, rows in enumerate(packed):
-            asked = (temperature, entropy and number < len(plan), chunks, tuple(modules))
-            score, ent, *found = scorer(*rows.to(device).inputs(*asked))
-            if number >= len(plan):
-                continue
-            index = torch.tensor(plan[number].rows)
+            real = number < len(plan)
+            asked = (temperature, entropy and real, chunks, tuple(modules))
+            index = torch.tensor(plan[number].rows if real else [], dtype=torch.long)
             inside = mask[index]
+            beside: dict[str, Any] = {}
+            if kind and teacher_hidden is not None:
+                hidden = teacher_hidden[index][inside] if real else torch.zeros(1, module.teacher_width)
+                beside = {"teacher_hidden": hidden.to(device), "kind": kind}
+            score, ent, *found = scorer(*rows.to(device).inputs(*asked), **beside)
+            if not real:
+                continue
             logprobs[index] = logprobs[index].masked_scatter(inside, score.float().cpu())
             if entropies is not None and ent is not None:
                 entropies[index] = entropies[index].masked_scatter(inside, ent.float().cpu())

@@ -105,5 +105,5 @@ def join_steps(steps: Sequence[Mapping[str, float]], auxiliary: Sequence[str] = 
     if steps:
         joined["num_tokens"] = math.fsum(step["num_tokens"] for step in steps)
     if "auxiliary_loss" in joined and auxiliary:
-        joined["auxiliary_loss"] = math.fsum(joined[f"{name}_loss"] for name in auxiliary)
+        joined["auxiliary_loss"] = math.fsum(joined.get(f"{name}_loss", 0.0) for name in auxiliary)
     return joined

@@ -137,6 +137,7 @@ def accumulate_gradients(
     pad_token_id: int,
     terms: Sequence[LossTerm] | None = None,
     limits: MicroBatchLimits | None = None,
+    added: bool = False,
 ) -> dict[str, float] | None:
     """Add the gradient of one optimiser step to the parameters, whatever this process holds.
 
@@ -152,6 +153,7 @@ def accumulate_gradients(
         pad_token_id: any id.
         terms: the objective; None takes the configuration's (see `.terms.objective`).
         limits: size of the micro-batches, halved in place when memory runs out; None takes the configuration's.
+        added: whether the gradient of other rows is there already, which a second beginning would lose: it is refused.
 
     Returns:
         Global means for logging with their denominators (see `.metrics.join_steps`), or None when no process holds a
@@ -178,6 +180,8 @@ def accumulate_gradients(
                 f"accumulate_gradients: micro_batch_tokens must leave a micro-batch that fits into memory, got "
                 f"{limits.tokens} ({error}); lower it and resume with allow_changed_config"
             ) from error
+        if added:
+            raise
         sizes = [max((len(p.rows) for p in plan), default=0), max((p.branches for p in plan), default=0)]
         sizes = agree_max(accelerator, sizes)
         scorer.zero_grad(set_to_none=True)

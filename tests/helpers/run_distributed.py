@@ -24,11 +24,15 @@ from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer
 from turncredit.trainers.distributed import full_weights
 
 SUITE = ToySuite(num_tasks=8, lenient=True)
-METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar", "posterior_all", "vineppo", "tree_grpo", "opd", "tcod_f2b")
+METHODS = ("agent_opsd", "step_opsd", "align_opsd", "sdar", "posterior_all", "vineppo", "tree_grpo", "opd", "lens_opd")
 # a boundary threshold that is not clipped is the quantile over all processes
 LOOSE = {"boundary_low": 0.0, "boundary_high": 1.0, "similarity_threshold": 0.1, "encoder": "hashing"}
 FOUND = {name: LOOSE[name] for name in ("similarity_threshold", "encoder")}
-OPTIONS = {"align_opsd": {"credit_options": LOOSE}, "posterior_all": {"credit_options": FOUND}}
+OPTIONS = {
+    "align_opsd": {"credit_options": LOOSE},
+    "posterior_all": {"credit_options": FOUND},
+    "lens_opd": {"credit_options": {"cue": "privileged", "eta": 2.0, "horizon": 2}},
+}
 
 
 def make_accelerator(stage: int) -> Accelerator:

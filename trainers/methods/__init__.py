@@ -1,6 +1,6 @@
 """Training methods: what each name trains, who makes the signals it reads, and its only door to the model."""
 
-from . import align_opsd, anchors, branches, distill, learned, library, reward_model
+from . import align_opsd, anchors, branches, distill, learned, lens_opd, library, reward_model
 from .contexts import register_context
 from .method import Method, Teacher
 from .providers import list_providers, provides
@@ -18,6 +18,7 @@ __all__ = [
     "get_method",
     "goes_with",
     "learned",
+    "lens_opd",
     "library",
     "list_methods",
     "list_providers",

@@ -30,7 +30,9 @@ from ..distributed import agree_max, zero_stage
 from ..encoder import Encoder, embed, load_encoder
 from ..policy import Policy
 from ..reference import speaking
+from ..rows import TrainRows
 from ..teacher import TeacherModel, teacher_openings, teacher_prompts
+from ..terms import LossTerm
 from .checks import check_signal
 from .contexts import teacher_texts
 from .method import Method
@@ -72,6 +74,7 @@ class Run:
     batch: TurnBatch = field(default_factory=lambda: make_batch([]), init=False)
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     early: dict[str, float] = field(default_factory=dict, init=False)
+    extra: list[tuple[TrainRows, tuple[LossTerm, ...]]] = field(default_factory=list, init=False)
     signals: dict[str, Any] = field(default_factory=dict, init=False)
     student_logprobs: Tensor = field(default_factory=lambda: torch.zeros(0, 0), init=False)
     _packs: list[Pack] = field(default_factory=list, init=False)
@@ -143,6 +146,8 @@ class Run:
         weights: str = "policy",
         entropy: bool = False,
         modules: Sequence[str] = (),
+        teacher_hidden: Tensor | None = None,
+        kind: str = "",
     ) -> ResponseScores:
         """Log-probs of responses under prompts at the sampling temperature; see `score_responses`.
 
@@ -150,7 +155,8 @@ class Run:
             prompts, responses: as many of one as of the other; a process may have none.
             weights: whose, see `weights`.
             entropy: also of every scored position.
-            modules: attached modules whose outputs are wanted at every scored position.
+            modules: attached modules whose outputs are wanted at every scored position; ``"hidden"`` is what they read.
+            teacher_hidden, kind: see `score_responses`.
         """
         with self.weights(weights) as scorer:
             scores = score_responses(
@@ -164,6 +170,8 @@ class Run:
                 modules=modules,
                 agree=functools.partial(agree_max, self.accelerator) if zero_stage(self.accelerator) == 3 else None,
                 share_prefixes=self.config.share_prefixes,
+                teacher_hidden=teacher_hidden,
+                kind=kind,
             )
         self._packs += scores.packs
         size, tokens, separate = (sum(getattr(p, name) for p in self._packs) for name in ("size", "tokens", "separate"))
@@ -171,6 +179,19 @@ class Run:
         self.log("score/padding_share", shares["padding_share"], count=size)
         self.log("score/shared_share", shares["shared_share"], count=separate)
         return scores
+
+    def add_rows(self, rows: TrainRows, terms: Sequence[LossTerm]) -> None:
+        """Rows beside the batch's with terms of their own; `slot_ids` say in which minibatch; every process calls.
+
+        Raises:
+            ValueError: under DeepSpeed, whose every step takes one set of rows.
+        """
+        if zero_stage(self.accelerator):
+            raise ValueError(
+                f"Run.add_rows: accelerator must not use DeepSpeed, got ZeRO-{zero_stage(self.accelerator)} for "
+                f"{self.method.name}; use plain processes"
+            )
+        self.extra.append((rows, tuple(terms)))
 
     def sample(
         self,
@@ -228,7 +249,7 @@ class Run:
         self.metrics, self.early = self.early, {}
         self.student_logprobs = batch.sampled_logprobs
         self._own = self._texts = self._prompts = None
-        self._packs = []
+        self._packs, self.extra = [], []
 
     def log(self, name: str, value: float, reduce: str = "mean", count: float = 1) -> None:
         """Add a metric of this update; one without a slash in its name stands under ``method/``.
