@@ -15,16 +15,17 @@ run does what is missing. Two to five minutes on two cores.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import math
-import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,10 +79,10 @@ def credits_of(trainer: GRPOTrainer, batch: TurnBatch, names: Sequence[str]) -> 
             teacher = make_teacher(trainer.accelerator, trainer.policy, method, None, trainer.config)
             run = replace(trainer.run, method=method, teacher=teacher)
             result = CreditPhase(run, method, frozenset(), False)(batch, 0)
-            assert result.credit is not None
-            assert result.inputs is not None
+            if result.credit is None or result.inputs is None:
+                raise ValueError("it gives no credit to turns")
             found[name] = turn_credit(result.credit, result.inputs)
-        except (ValueError, TypeError, AttributeError, KeyError, AssertionError) as error:
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
             failed[name] = str(error).split(";")[0]
     return found, failed
 
@@ -106,6 +107,8 @@ def judge_seed(environment: str, seed: int, groups: int, continuations: int, nam
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, make_trainer(environment, seed, groups, folder) as trainer:
         trajectories = mixed(usable(trainer.rollout(trainer.tasks_of(0))))
+        if not trajectories:
+            raise SystemExit(f"--groups: no group of seed {seed} had different returns in {groups}; play more of them")
         measured = turn_values(
             trajectories, continuations, trainer.run.rollout, tasks=trainer.run.tasks, seed=("truth",)
         )  # other seeds than VinePPO's own
@@ -176,6 +179,20 @@ def table(lines: Sequence[dict[str, Any]], order: Sequence[str], cell: Cell) -> 
     return rows
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    """Lines of an earlier run; one that a killed run did not finish is left out."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
+
+
+def unended(path: Path) -> bool:
+    """Whether the last line was cut short."""
+    return path.is_file() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+
+
 def load(modules: Sequence[str]) -> None:
     """In a worker: what registers methods."""
     for module in modules:
@@ -188,7 +205,7 @@ def main(options: argparse.Namespace, cell: Cell) -> None:
     names = list(dict.fromkeys(["grpo", *names]))
     path = options.output / f"{options.real}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    known = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    known = read(path)
     wanted = range(options.first_seed, options.first_seed + options.seeds)
     same = {"groups": options.groups, "continuations": options.continuations}
     known = [
@@ -204,9 +221,10 @@ def main(options: argparse.Namespace, cell: Cell) -> None:
         for line in pool.map(judge_seed, *zip(*arguments, strict=True)) if arguments else ():
             known.append(line)
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + os.linesep)
+                file.write("\n" * unended(path) + json.dumps(line) + "\n")
             print(f"seed {line['seed']}: {line['turns']} turns of {line['trajectories']} trajectories", flush=True)
-    lines = sorted((line for line in known if line["seed"] in wanted), key=lambda line: line["seed"])
+    newest = {line["seed"]: line for line in known}  # a seed may stand there with few methods, and later with all
+    lines = [newest[seed] for seed in wanted]
     text = report(options.real, lines, names, cell)
     (options.output / f"{options.real}.md").write_text("\n".join(text) + "\n", encoding="utf-8")
     print("\n".join(text))

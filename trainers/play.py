@@ -71,19 +71,20 @@ def play_tasks(trainer: GRPOTrainer, tasks: Sequence[Task]) -> list[Trajectory]:
 
 
 def _played_by_method(trainer: GRPOTrainer, mine: Sequence[Task], rank: int, world: int) -> list[Trajectory]:
-    """What the method's own rollouts are, checked."""
+    """What the method's own rollouts are, checked; collective: where one process fails, all of them do."""
     rollouts, size = trainer.method.rollouts, trainer.config.num_generations
     assert rollouts is not None
-    trainer.run.step, trainer.run.metrics = trainer.step, {}
-    trajectories = list(rollouts(mine, trainer.run))
-    trainer.run.early = trainer.run.metrics
-    places = [(t.group_id, t.rollout_index) for t in trajectories]
-    inside = all(0 <= group < len(mine) and 0 <= index < size for group, index in places)
-    if not inside or len(set(places)) < len(places):
-        raise ValueError(
-            f"{trainer.method.name}: rollouts must give every trajectory a place of its own, group_id below "
-            f"{len(mine)} and rollout_index below {size}, got {sorted(places)[:8]}; set both in its EpisodeStart"
-        )
+    with together(trainer.accelerator, trainer.shared_errors):
+        trainer.run.step, trainer.run.metrics = trainer.step, {}
+        trajectories = list(rollouts(mine, trainer.run))
+        trainer.run.early = trainer.run.metrics
+        places = [(t.group_id, t.rollout_index) for t in trajectories]
+        inside = all(0 <= group < len(mine) and 0 <= index < size for group, index in places)
+        if not inside or len(set(places)) < len(places):
+            raise ValueError(
+                f"{trainer.method.name}: rollouts must give every trajectory a place of its own, group_id below "
+                f"{len(mine)} and rollout_index below {size}, got {sorted(places)[:8]}; set both in its EpisodeStart"
+            )
     return [replace(t, group_id=rank + t.group_id * world) for t in trajectories]
 
 

@@ -79,26 +79,35 @@ def playing(suite, function):
     return RolloutCollector(tiny_model(), TOKENIZER, suite, SamplingConfig(max_completion_length=4), **settings)
 
 
-def test_values_agree_with_exact_ones_within_three_standard_errors() -> None:
-    exact = exact_values(PROCESS)
-    suite = ProcessSuite()
+def root_mean_square(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))
+
+
+@pytest.mark.parametrize("common", [False, True])
+def test_estimates_agree_with_exact_values_and_err_as_they_say(common: bool) -> None:
+    """Misses in units of the exact errors of 40 independent continuations: V (1 - V) / 40 for a chance V of success."""
+    exact, suite = exact_values(PROCESS), ProcessSuite()
     with playing(suite, follow_the_process) as play:
-        records = play.collect(suite.tasks("train")[:1], 6)
-        found = turn_values(records, 40, play.collect_starts)
+        records = play.collect(suite.tasks("train")[:1], 3)
+        found = turn_values(records, 40, play.collect_starts, common=common)
     assert found.cost.failed == 0
-    misses = []
+    misses, gains, said = [], [], []
     for record, values in zip(records, found.trajectories, strict=True):
         states = [9 * DIGITS.index(a) + DIGITS.index(b) for a, b in (t.observation.split() for t in record.turns)]
-        moves = [MOVES.index(turn.action) for turn in record.turns]
-        for k, (state, move) in enumerate(zip(states, moves, strict=True)):
-            value = float(exact.state[k, state])
-            advantage = float(exact.action[k, state, move]) - value
-            slack = 1 / 40  # an error of 0 means that all 40 came out alike
-            misses.append((values.values[k] - value) / max(values.value_errors[k], slack))
-            misses.append((values.advantages[k] - advantage) / max(values.advantage_errors[k], slack))
-    assert len(misses) > 40
-    assert max(map(abs, misses)) < 3
-    assert sum(abs(miss) > 2 for miss in misses) < 0.08 * len(misses)
+        truth = [*(float(exact.state[k, state]) for k, state in enumerate(states)), 0.0]
+        errors = [max(math.sqrt(max(value * (1 - value), 0.0) / 40), 1e-6) for value in truth]
+        for k, state in enumerate(states):
+            advantage = float(exact.action[k, state, MOVES.index(record.turns[k].action)]) - truth[k]
+            both = math.hypot(errors[k], errors[k + 1])
+            misses.append((values.values[k] - truth[k]) / errors[k])
+            gains.append((values.advantages[k] - advantage) / both)
+            said.append(values.advantage_errors[k] / both)
+    assert len(misses) > 20
+    assert max(map(abs, [*misses, *gains])) < 3
+    # continuations with common random numbers err alike before and behind a turn, others do not
+    expected = 0.55 if common else 1.0
+    assert root_mean_square(said) == pytest.approx(expected, abs=0.15)
+    assert root_mean_square(gains) == pytest.approx(expected, abs=0.3)
 
 
 def record(actions: str, rewards: Sequence[float], **more) -> Trajectory:
@@ -109,9 +118,11 @@ def record(actions: str, rewards: Sequence[float], **more) -> Trajectory:
     return Trajectory("t", "t", 0, 0, tuple(turns), sum(rewards), 0.0, StopReason.DONE, **more)
 
 
-def hand_played(starts):
+TWICE = {0: (1.0, 0.0), 1: (1.0, 1.0)}
+
+
+def hand_played(starts, outcomes=TWICE):
     """What a policy came to, by the number of replayed turns: 1 and 0 before the first, 1 and 1 before the second."""
-    outcomes = {0: (1.0, 0.0), 1: (1.0, 1.0)}
     for start in starts:
         turns = len(start.prefix)
         value = outcomes[turns][start.seed[-1]]
@@ -132,6 +143,49 @@ def test_by_hand() -> None:
     cost = found.cost
     assert (cost.states, cost.continuations, cost.failed) == (2, 4, 0)
     assert (cost.environment_steps, cost.replayed_steps, cost.generated_tokens) == (8, 2, 16)
+
+
+def test_errors_of_common_random_numbers_by_hand() -> None:
+    # before a: 1 and 0, behind it 1 and 1: differences 0 and 1, their mean 1/2 +- 1/2; the end is 0: -1 and -1
+    (values,) = turn_values([record("ab", [0.25, 0.0])], 2, lambda s: list(hand_played(s)), common=True).trajectories
+    assert values.advantages == (0.75, -1.0)
+    assert values.advantage_errors == (0.5, 0.0)
+    # the other way round: before a 1 and 0, behind it 0 and 1: differences -1 and 1, their mean 0 +- 1
+    outcomes = {0: (1.0, 0.0), 1: (0.0, 1.0)}
+    plays = functools.partial(hand_played, outcomes=outcomes)
+    (values,) = turn_values([record("ab", [0.0, 0.0])], 2, lambda s: list(plays(s)), common=True).trajectories
+    assert values.advantage_errors == (1.0, 0.5)
+    (values,) = turn_values([record("ab", [0.0, 0.0])], 2, lambda s: list(plays(s))).trajectories
+    assert values.advantage_errors == (math.sqrt(0.5), 0.5)
+
+
+def test_seeds_are_of_the_turn_unless_random_numbers_are_common() -> None:
+    def seeds(**options):
+        asked = []
+
+        def play(starts):
+            asked.extend(starts)
+            return list(hand_played(starts))
+
+        turn_values([record("ab", [0.0, 0.0])], 2, play, seed=("mine",), **options)
+        return [start.seed for start in asked]
+
+    assert seeds() == [("mine", 0, 0), ("mine", 0, 1), ("mine", 1, 0), ("mine", 1, 1)]
+    assert seeds(common=True) == [("mine", 0), ("mine", 1)] * 2
+
+
+def test_states_that_are_read_in_different_contexts_are_not_shared() -> None:
+    other = replace(record("ab", [0.0, 0.0]), rollout_index=1)
+    for texts, states in ((("hint", "hint"), 2), (("hint", "other"), 4), ((None, "hint"), 4)):
+        asked = []
+
+        def play(starts, asked=asked):
+            asked.extend(starts)
+            return list(hand_played(starts))
+
+        found = turn_values([record("ab", [0.0, 0.0]), other], 2, play, context=lambda t, k: texts[t.rollout_index])  # noqa: B023
+        assert found.cost.states == states
+        assert {start.context for start in asked} == set(texts)
 
 
 def test_a_failed_continuation_is_left_out_and_counted() -> None:
@@ -175,6 +229,11 @@ def test_saved_values_come_back(tmp_path) -> None:
     (tmp_path / "other.jsonl").write_text('{"states": 1}\n')
     with pytest.raises(ValueError, match=r"BranchValues.load: path must name values that save wrote"):
         BranchValues.load(tmp_path / "other.jsonl")
+    lines = (tmp_path / "deep" / "values.jsonl").read_text().splitlines()
+    (tmp_path / "cut.jsonl").write_text(lines[0] + "\n")
+    with pytest.raises(ValueError, match="does not hold the trajectories that it announces"):
+        BranchValues.load(tmp_path / "cut.jsonl")
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["values.jsonl"]
 
 
 def test_refusals() -> None:
@@ -182,6 +241,8 @@ def test_refusals() -> None:
         turn_values([], 0, list)
     with pytest.raises(ValueError, match=r"turn_values: trajectories must not be failed ones, got \['t'\]"):
         turn_values([record("a", [0.0], failure="died")], 2, list)
+    with pytest.raises(ValueError, match="turn_values: play must return one trajectory per start, 4, got 3"):
+        turn_values([record("ab", [0.0, 0.0])], 2, lambda starts: list(hand_played(starts))[:3])
 
 
 def test_an_environment_that_replays_otherwise_is_a_failure_not_a_branch() -> None:

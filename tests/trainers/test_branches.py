@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
 
-from turncredit.rollout import SamplingConfig
+from turncredit.rollout import EpisodeStart, SamplingConfig
 from turncredit.rollout.branching import states_of
 from turncredit.trainers import GRPOCallback, GRPOConfig, GRPOTrainer, Method, get_method, register_method
+from turncredit.trainers.methods import registry
+from turncredit.trainers.methods.branches import of_all
 
 
 class Look(GRPOCallback):
@@ -23,8 +27,7 @@ class Look(GRPOCallback):
         self.seen.append((self.trajectories, inputs, credit))
 
 
-def train_step(tmp_path, credit, **options):
-    look = Look()
+def make(tmp_path, credit, callbacks=(), **options):
     config = GRPOConfig(
         output_dir=str(tmp_path),
         credit=credit,
@@ -38,7 +41,12 @@ def train_step(tmp_path, credit, **options):
         preflight=False,
     )
     suite = ToySuite(num_tasks=8, lenient=True)
-    with GRPOTrainer(tiny_model(), tiny_tokenizer(), suite, config, callbacks=[look]) as run:
+    return GRPOTrainer(tiny_model(), tiny_tokenizer(), suite, config, callbacks=callbacks)
+
+
+def train_step(tmp_path, credit, **options):
+    look = Look()
+    with make(tmp_path, credit, [look], **options) as run:
         before = [p.clone() for p in run.model.parameters()]
         metrics = run.train_step()
         assert any(not torch.equal(old, new) for old, new in zip(before, run.model.parameters(), strict=True))
@@ -92,19 +100,42 @@ def test_options_are_checked():
     with pytest.raises(ValueError, match="tree_grpo: trees must be a whole number of at least 1, got 0"):
         get_method("tree_grpo", trees=0)
     assert get_method("vineppo", continuations=3).options["continuations"] == 3
+    for wrong in (0, 1.5, "4", True):
+        with pytest.raises((TypeError, ValueError), match="continuations must be a whole number of at least 1"):
+            get_method("vineppo", continuations=wrong)
 
 
-def test_rollouts_must_have_a_place_of_their_own(tmp_path):
-    from unittest import mock
+class OneOfTwo:
+    """A run of two processes, of which the other one says `others`."""
 
-    from turncredit.rollout import EpisodeStart
-    from turncredit.trainers.methods import registry
+    def __init__(self, others):
+        self.others, self.method = others, Method("grpo", name="mine")
 
+    def all_gather(self, values):
+        return [*values, *self.others]
+
+
+def test_an_error_of_one_process_is_raised_on_all():
+    def broken():
+        raise OSError("here")
+
+    assert of_all(OneOfTwo([False]), lambda: 3) == 3
+    with pytest.raises(RuntimeError, match="mine: another process failed"):
+        of_all(OneOfTwo([True]), lambda: 3)
+    for others in ([False], [True]):
+        with pytest.raises(OSError, match="here"):
+            of_all(OneOfTwo(others), broken)
+
+
+def test_rollouts_of_a_method_that_fail_are_shared_as_an_error(tmp_path):
+    """Other processes are told: what is raised is on the list of errors that all processes raise."""
     with mock.patch.dict(registry._METHODS):
 
         @register_method("crowded")
         def crowded():
             return Method("grpo", rollouts=lambda tasks, run: run.rollout([EpisodeStart(t, 0, 0) for t in tasks]))
 
-        with pytest.raises(ValueError, match="crowded: rollouts must give every trajectory a place of its own"):
-            train_step(tmp_path, "crowded")
+        with make(tmp_path, "crowded") as run:
+            with pytest.raises(ValueError, match="crowded: rollouts must give every trajectory a place") as raised:
+                run.train_step()
+            assert run.shared_errors == [raised.value]

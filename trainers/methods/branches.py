@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ...envs import Task
 from ...rollout.branching import states_of, turn_values
 from ...rollout.contexts import context_text
 from ...rollout.episodes import EpisodeStart
+from ...rollout.options import count
 from ...rollout.types import Trajectory
 from .method import Method
 from .providers import provides
@@ -24,6 +25,25 @@ if TYPE_CHECKING:
     from ..batch import TurnBatch
     from .run import Run
 
+T = TypeVar("T")
+
+
+def of_all(run: Run, work: Callable[[], T]) -> T:
+    """What `work` returns; collective: where it raises on one process, all of them raise, and none is waited for.
+
+    Raises:
+        RuntimeError: only another process raised.
+    """
+    made: list[T] = []
+    problem: Exception | None = None
+    try:
+        made.append(work())
+    except Exception as error:
+        problem = error
+    if any(run.all_gather([problem is not None])):
+        raise problem or RuntimeError(f"{run.method.name}: another process failed; its own output says why")
+    return made[0]
+
 
 def student_text(run: Run, task: Task) -> str | None:
     """What the student reads beside its prompt of a task."""
@@ -31,22 +51,26 @@ def student_text(run: Run, task: Task) -> str | None:
     return None if name is None else context_text(run.suite, task, name)
 
 
-@provides("branch_advantages")
+@provides("branch_advantages", rules={"continuations": count(1)})
 def branch_advantages(batch: TurnBatch, run: Run, *, continuations: int = 4) -> Tensor:
     """``[M]`` float32: measured advantage of every turn, from `continuations` fresh episodes before each.
 
-    A turn with a state that no continuation finished has none: 0, counted in ``method/turns_without_value``.
+    Continuations have common random numbers: at the same cost the advantages are less noisy. A turn with a state that
+    no continuation finished has none: 0, counted in ``method/turns_without_value``.
 
     Raises:
-        ValueError: `continuations` is not positive.
-        RuntimeError: no continuation of any process finished.
+        RuntimeError: no continuation of any process finished, or another process failed.
     """
-    found = turn_values(
-        batch.trajectories,
-        continuations,
-        run.rollout,
-        tasks=run.tasks,
-        context=lambda trajectory, turn: student_text(run, run.tasks[trajectory.task_id]),
+    found = of_all(
+        run,
+        lambda: turn_values(
+            batch.trajectories,
+            continuations,
+            run.rollout,
+            tasks=run.tasks,
+            context=lambda trajectory, turn: student_text(run, run.tasks[trajectory.task_id]),
+            common=True,
+        ),
     )
     cost = found.cost
     wanted, failed = map(sum, zip(*run.all_gather([(cost.continuations, cost.failed)]), strict=True))
