@@ -110,7 +110,7 @@ def judge_seed(environment: str, seed: int, groups: int, continuations: int, nam
         if not trajectories:
             raise SystemExit(f"--groups: no group of seed {seed} had different returns in {groups}; play more of them")
         measured = turn_values(
-            trajectories, continuations, trainer.run.rollout, tasks=trainer.run.tasks, seed=("truth",)
+            trajectories, continuations, trainer.run.rollout, tasks=trainer.run.tasks, seed=("truth",), common=True
         )  # other seeds than VinePPO's own
         batch = make_batch(trajectories)
         trainer.run.begin(batch, 0)

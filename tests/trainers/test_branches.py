@@ -79,6 +79,10 @@ def test_trees_grow_and_shared_turns_are_trained_once(tmp_path):
         tree = [t for t in groups[branch.group_id] if t.rollout_index % 2 == branch.rollout_index % 2]
         prefix = branch.turns[: branch.replayed]
         assert any(t is not branch and t.turns[: branch.replayed] == prefix for t in tree)
+    for trajectory in trajectories:  # a branch shares a turn wherever its tree had one to share
+        earlier = groups[trajectory.group_id][trajectory.rollout_index % 2 : trajectory.rollout_index : 2]
+        assert bool(trajectory.replayed) == any(len(t.turns) > max(t.replayed, 1) for t in earlier)
+    assert inputs.signal("tree_ids").tolist() == [t.rollout_index % 2 for t in trajectories]
     assert inputs.num_rows == sum(len(t.turns) - t.replayed for t in trajectories)
     rows = 0
     for trajectory in trajectories:
