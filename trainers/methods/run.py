@@ -35,6 +35,7 @@ from ..rows import TrainRows
 from ..teacher import TeacherModel, teacher_openings, teacher_prompts
 from ..terms import LossTerm, objective
 from .checks import check_added, check_signal, check_speaker
+from .comparing import compare
 from .contexts import teacher_texts
 from .method import Method
 from .providers import find_provider
@@ -194,11 +195,7 @@ class Run:
             teacher_prompts: what the teacher reads instead of `prompts`; None: the same.
             teacher_hidden: the signal of this name instead, where it is there.
         """
-        if teacher_hidden is None:
-            read = prompts if teacher_prompts is None else teacher_prompts
-            teacher_hidden = self.score(read, responses, weights="teacher", modules=("hidden",)).outputs["hidden"]
-        scores = self.score(prompts, responses, teacher_hidden=teacher_hidden, kind="compare")
-        return Comparison.of(scores.mask, scores.logprobs, scores.outputs["divergence"])
+        return compare(self, prompts, responses, teacher_prompts, teacher_hidden)
 
     def sample(
         self,
@@ -211,8 +208,7 @@ class Run:
         """One response to every prompt, sampled as in training.
 
         Args:
-            prompts: any number.
-            seeds: one per prompt; equal seeds sample equally.
+            prompts, seeds: any number of both; equal seeds sample equally.
             weights: ``"policy"`` or ``"teacher"``.
             max_completion_length: tokens; None is the run's.
 
@@ -344,7 +340,9 @@ class Run:
         return self.tokenizer, self.batch, self.teacher_texts(), self.collector.chat_template_kwargs, self.suite
 
     def start(self) -> None:
-        """Let providers say before the first rollout what is missing."""
+        """Let the method and its providers say before the first rollout what is missing."""
+        if self.method.start is not None:
+            self.method.start(self)
         for provider in self.method.providers:
             if provider.start is not None:
                 provider.start(self, **provider.chosen(self.method.options))
