@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention import attention_cost, why_no_branches
-from .divergence import OWN, divergence
+from .divergence import KINDS, OWN, divergence
 from .heads import HeadSplit
 from .limits import check_row_lengths, embedding_rows, text_config
 from .packing import Ids, Pack, pack, pack_rows, plan_packs
@@ -205,26 +205,28 @@ class PolicyScorer(nn.Module):
         score = log_all.gather(-1, targets[:, None]).squeeze(-1) if picks is None else log_all[picks, targets]
         gap = None
         if teacher_hidden is not None:
-            other = self._teacher_logprobs(teacher_hidden.to(hidden.dtype), targets, temperature, kind in OWN)
-            gap = divergence(log_all if picks is None else log_all[picks], other, kind)
+            other = self._teacher_logprobs(teacher_hidden.to(hidden.dtype), targets, temperature, kind)
+            gap = divergence(log_all if picks is None else log_all[picks], other, kind, targets)
         if not entropy:
             return score, None, gap
         # a token that the model rules out (-inf) adds 0, and 0 to the gradient; 0 * -inf would be NaN
         return score, -(log_all.exp() * log_all.clamp(min=torch.finfo(log_all.dtype).min)).sum(-1), gap
 
     @torch.no_grad()
-    def _teacher_logprobs(self, hidden: Tensor, tokens: Tensor, temperature: float, own: bool) -> Tensor:
-        """``[n, V]`` by the teacher's head, or one's `own`; a visit to the head also where n is 0."""
-        teacher, count = (self if own else (self.beside or (self,))[0]), len(hidden)
+    def _teacher_logprobs(self, hidden: Tensor, tokens: Tensor, temperature: float, kind: str) -> Tensor:
+        """``[n, V]`` by the head of the teacher of that kind; a visit to the head also where n is 0."""
+        teacher, count = self._teacher(kind), len(hidden)
         if not count:
             hidden, tokens = hidden.new_zeros(1, hidden.shape[1]), tokens.new_zeros(1)
         logits = teacher._split.logits(teacher.model, tokens, hidden).float()[:count]
         return (logits if temperature in (0.0, 1.0) else logits / temperature).log_softmax(-1)
 
-    @property
-    def teacher_width(self) -> int:
-        """H of ``teacher_hidden``."""
-        return text_config((self.beside or (self,))[0].model).hidden_size
+    def teacher_width(self, kind: str) -> int:
+        """H of ``teacher_hidden`` for a kind of divergence."""
+        return text_config(self._teacher(kind).model).hidden_size
+
+    def _teacher(self, kind: str) -> PolicyScorer:
+        return self if kind in OWN else (self.beside or (self,))[0]
 
 
 @dataclass(frozen=True)
@@ -281,9 +283,11 @@ def score_responses(
         kind: of divergence from it, among the outputs as ``"divergence"``.
 
     Raises:
-        ValueError: the numbers of prompts and responses differ, one of them is empty, or a row is longer than the
-            model's positions.
+        ValueError: the numbers of prompts and responses differ, one of them is empty, a row is longer than the
+            model's positions, or a kind that there is not.
     """
+    if kind and kind not in KINDS:
+        raise ValueError(f"score_responses: kind must be one of {KINDS}, got {kind!r}; write one of them")
     if len(prompts) != len(responses):
         raise ValueError(
             f"score_responses: responses must have one entry per prompt, got {len(responses)} for {len(prompts)}"
@@ -323,7 +327,7 @@ def score_responses(
             inside = mask[index]
             beside: dict[str, Any] = {}
             if kind and teacher_hidden is not None:
-                hidden = teacher_hidden[index][inside] if real else torch.zeros(1, module.teacher_width)
+                hidden = teacher_hidden[index][inside] if real else torch.zeros(1, module.teacher_width(kind))
                 beside = {"teacher_hidden": hidden.to(device), "kind": kind}
             score, ent, *found = scorer(*rows.to(device).inputs(*asked), **beside)
             if not real:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Sequence
@@ -56,6 +57,12 @@ def load_encoder(name: str) -> Encoder:
     encoder: Any = SentenceTransformer(name)
     encoder.max_seq_length = min(encoder.max_seq_length or 4096, 4096)
     return encoder
+
+
+@functools.cache
+def cached_encoder(name: str) -> Encoder:
+    """`load_encoder`, once a name."""
+    return load_encoder(name)
 
 
 def embed(encoder: Encoder, texts: Sequence[str]) -> Tensor:

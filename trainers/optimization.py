@@ -138,6 +138,7 @@ def accumulate_gradients(
     terms: Sequence[LossTerm] | None = None,
     limits: MicroBatchLimits | None = None,
     added: bool = False,
+    reduces: bool = True,
 ) -> dict[str, float] | None:
     """Add the gradient of one optimiser step to the parameters, whatever this process holds.
 
@@ -154,6 +155,7 @@ def accumulate_gradients(
         terms: the objective; None takes the configuration's (see `.terms.objective`).
         limits: size of the micro-batches, halved in place when memory runs out; None takes the configuration's.
         added: whether the gradient of other rows is there already, which a second beginning would lose: it is refused.
+        reduces: whether the gradient is reduced behind these rows; False where others of the same step follow.
 
     Returns:
         Global means for logging with their denominators (see `.metrics.join_steps`), or None when no process holds a
@@ -166,14 +168,13 @@ def accumulate_gradients(
     limits = limits or MicroBatchLimits.of(config, accelerator.device.type)
     terms = objective(config) if terms is None else terms
     check_terms(terms, rows.signals, accelerator.unwrap_model(scorer).attached)
-    if all(term.rows == "active" for term in terms):
-        rows = rows.select(rows.active.nonzero().flatten())
+    rows = _taken(rows, terms)
     module = accelerator.unwrap_model(scorer)
     if any(term.needs_trajectory_ratio for term in terms):
         rows = with_log_ratios(accelerator, scorer, rows, config, pad_token_id, limits)
     plan = limits.plan(rows, module)
     try:
-        return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, terms)
+        return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, terms, reduces=reduces)
     except MicroBatchTooLarge as error:
         if zero_stage(accelerator):  # no agreement: the others may be inside a collective call of their own
             raise MicroBatchTooLarge(
@@ -190,7 +191,18 @@ def accumulate_gradients(
         if not limits.halve(*sizes):
             raise
         logger.warning("%s; the step begins again with micro-batches of at most %s rows", error, limits.rows)
-    return _accumulate(accelerator, scorer, rows, limits.plan(rows, module), config, pad_token_id, terms)
+    plan = limits.plan(rows, module)
+    return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, terms, reduces=reduces)
+
+
+def holds_any(accelerator: Any, rows: TrainRows, terms: Sequence[LossTerm], config: GRPOConfig) -> bool:
+    """Whether some process holds a row that a term is averaged over; collective."""
+    return any(_weights(accelerator, _taken(rows, terms), terms, config).denominators.values())
+
+
+def _taken(rows: TrainRows, terms: Sequence[LossTerm]) -> TrainRows:
+    """The rows that some term is averaged over."""
+    return rows.select(rows.active.nonzero().flatten()) if all(term.rows == "active" for term in terms) else rows
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -209,6 +221,8 @@ def _accumulate(
     config: GRPOConfig,
     pad_token_id: int,
     terms: Sequence[LossTerm],
+    *,
+    reduces: bool,
 ) -> dict[str, float] | None:
     weights = _weights(accelerator, rows, terms, config)
     if not any(weights.denominators.values()):
@@ -236,7 +250,7 @@ def _accumulate(
             # the same outputs in every micro-batch: under ZeRO-3 each of them is one more call of all processes
             asked = (config.sampling.temperature or 1.0, needs_entropy, chunks, attached)
             inputs = packed.to(accelerator.device).inputs(*asked)
-            with no_sync(accelerator, scorer, last):
+            with no_sync(accelerator, scorer, last and reduces):
                 logprobs, entropy, *outputs = scorer(*inputs, **_teacher_side(accelerator, rows, index, terms, module))
                 scored = _Scored(logprobs, entropy, *(outputs or [{}]))
                 loss, sums = scored.nothing(), {}
@@ -245,7 +259,7 @@ def _accumulate(
                     for key, part in parts.items():
                         loss = loss + part * scale[key]
                     sums["loss"] = loss.detach() / processes
-                backward(accelerator, scorer, loss, last)
+                backward(accelerator, scorer, loss, last and reduces)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -262,16 +276,14 @@ def _teacher_side(
     accelerator: Any, rows: TrainRows, index: Sequence[int], terms: Sequence[LossTerm], module: Any
 ) -> dict[str, Any]:
     """What a micro-batch hands to the scorer where a term wants the divergence from a teacher."""
-    kinds = {term.divergence for term in terms} - {""}
-    if len(kinds) > 1:
-        raise ValueError(f"LossTerm: divergence must be the same for all terms, got {sorted(kinds)}; take one")
-    if not kinds or not (index or zero_stage(accelerator) == 3):
+    kind = next((term.divergence for term in terms if term.divergence), "")
+    if not kind or not (index or zero_stage(accelerator) == 3):
         return {}
-    hidden = torch.zeros(1, module.teacher_width)  # a process without a row visits the head along with the others
+    hidden = torch.zeros(1, module.teacher_width(kind))  # a process without a row visits the head along with the others
     if index:
         at = torch.tensor(index)
         hidden = rows.signals["teacher_hidden"][at][rows.response_mask[at]]
-    return {"teacher_hidden": hidden.to(accelerator.device), "kind": kinds.pop()}
+    return {"teacher_hidden": hidden.to(accelerator.device), "kind": kind}
 
 
 def _reduce_metrics(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from ..rollout.packing import Pack, plan_packs
@@ -47,6 +48,35 @@ class TrainRows:
                     f"TrainRows: signals[{name!r}] must be [M] or [M, T] = {list(shape)}, got {list(value.shape)}; "
                     "give one value per row or per response token"
                 )
+
+    @classmethod
+    def beside(
+        cls,
+        prompts: Sequence[tuple[int, ...]],
+        responses: Sequence[tuple[int, ...]],
+        slot_ids: Sequence[int],
+        signals: Mapping[str, Tensor],
+    ) -> TrainRows:
+        """Rows of one's own for `turncredit.trainers.Run.add_rows`: all active, without advantages.
+
+        Args:
+            prompts, responses: M token-id sequences each.
+            slot_ids: M places in the update: ``trajectory.group_id * num_generations + trajectory.rollout_index``.
+            signals: see the class.
+
+        Raises:
+            ValueError: an empty prompt or response, or not as many of each.
+        """
+        if not len(prompts) == len(responses) == len(slot_ids) or not all(map(len, (*prompts, *responses))):
+            raise ValueError(
+                "TrainRows.beside: prompts, responses and slot_ids must be as many, and no prompt or response empty, "
+                f"got {len(prompts)}, {len(responses)} and {len(slot_ids)}; leave empty ones out"
+            )
+        lengths = torch.tensor([len(response) for response in responses], dtype=torch.long)
+        mask = torch.arange(int(lengths.max()) if len(lengths) else 0)[None] < lengths[:, None]
+        active, nothing = torch.ones(len(lengths), dtype=torch.bool), torch.zeros(mask.shape)
+        slots = torch.tensor(list(slot_ids), dtype=torch.long)
+        return cls(list(prompts), list(responses), mask, slots, active, nothing, nothing, signals)
 
     def select(self, rows: Tensor) -> TrainRows:
         """The rows of an index tensor, in its order."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..credit.checks import suggest
+from ..rollout.divergence import LOSSES
 from ..rollout.options import check_options, number, text
 from .config import GRPOConfig
 from .losses import (
@@ -69,8 +70,9 @@ class LossTerm:
         reads: names of the rows' signals that it needs, such as ``"ref_logprobs"`` or ``"teacher_logprobs"``.
         modules: names of attached modules whose outputs it needs.
         needs_entropy: whether it reads ``batch.entropy``.
-        divergence: ``"reverse"`` or ``"forward"``: it reads ``batch.outputs["divergence"]``, that of the policy from
-            the teacher whose hidden states are the signal ``"teacher_hidden"``, over the whole vocabulary.
+        divergence: ``"reverse"`` KL(pi || pi_T), ``"forward"`` KL(pi_T || pi) or ``"own_forward"``, where the policy
+            itself teaches: ``batch.outputs["divergence"]`` is that over the whole vocabulary, from the teacher whose
+            hidden states are the signal ``"teacher_hidden"``, which has to be among `reads`.
         function: instead of `per_token`.
 
     Raises:
@@ -101,6 +103,11 @@ class LossTerm:
             if value not in known:
                 advice = suggest(value, known, "write one of them")
                 raise ValueError(f"{kind}: {option} must be one of {known}, got {value!r}; {advice}")
+        if self.divergence and not (self.divergence in LOSSES and "teacher_hidden" in self.reads):
+            raise ValueError(
+                f"{kind}: divergence must be one of {LOSSES}, beside 'teacher_hidden' among reads, got "
+                f"{self.divergence!r} and {self.reads}; write both"
+            )
         for option in ("reads", "modules"):
             if not isinstance(getattr(self, option), tuple):
                 raise TypeError(
@@ -291,6 +298,7 @@ def check_terms(
         TypeError: something else than a `LossTerm`.
         ValueError: two terms of one name, or a signal or module that is not there.
     """
+    kinds: set[str] = set()
     names = ["auxiliary"]  # auxiliary_loss is the sum of such terms
     for term in terms:
         if not isinstance(term, LossTerm):
@@ -298,6 +306,9 @@ def check_terms(
         if term.name in names:
             raise ValueError(f"check_terms: terms must have names of their own, got a second {term.name!r}; rename one")
         names.append(term.name)
+        kinds |= {term.divergence} - {""}
+        if len(kinds) > 1:
+            raise ValueError(f"check_terms: terms must have one divergence between them, got {sorted(kinds)}; take one")
         for what, wanted, known in (("signals", term.reads, signals), ("modules", term.modules, modules)):
             for name in wanted:
                 if known is not None and name not in known:

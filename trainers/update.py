@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from .metrics import join_steps
-from .optimization import accumulate_gradients, apply_gradients, learning_rate
+from .optimization import accumulate_gradients, apply_gradients, holds_any, learning_rate
 from .rows import TrainRows
 
 if TYPE_CHECKING:
@@ -51,26 +52,10 @@ def _take_step(
     trainer: GRPOTrainer, rows: TrainRows, beside: list[tuple[TrainRows, tuple[LossTerm, ...]]]
 ) -> dict[str, float] | None:
     config = trainer.config
-    found = [
-        accumulate_gradients(
-            trainer.accelerator,
-            trainer.scorer,
-            part,
-            config,
-            pad_token_id=trainer.tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
-            terms=terms,
-            limits=trainer.limits,
-            added=number > 0,
-        )
-        for number, (part, terms) in enumerate(((rows, trainer.terms), *beside))
-    ]
-    if all(one is None for one in found):
+    metrics = _gradients(trainer, [(rows, trainer.terms), *beside])
+    if metrics is None:
         return None
-    metrics, *others = (one or {} for one in found)
-    names = {f"{term.name}{kind}" for _, terms in beside for term in terms for kind in ("_loss", "_denominator")}
-    metrics |= {name: value for other in others for name, value in other.items() if name in names}
-    metrics["loss"] = sum(one["loss"] for one in found if one is not None)
-    if trainer.first is not None:
+    if trainer.first is not None and "log_ratio_abs" in metrics:
         trainer.first.check_step(metrics)
     lr = learning_rate(trainer.step, config)
     before, trainer.stepping = trainer.stepping, True
@@ -82,6 +67,40 @@ def _take_step(
     metrics["learning_rate"] = lr
     _check_finite(trainer, metrics)
     return metrics
+
+
+def _gradients(trainer: GRPOTrainer, parts: Sequence[tuple[TrainRows, Sequence[LossTerm]]]) -> dict[str, float] | None:
+    """Accumulate the gradient of the batch's rows and of those beside it, reduced once, behind the last that are there.
+
+    Whether rows are there is asked of all processes before anything is computed: under ZeRO the last backward pass of a
+    step has to be known. Of rows beside the batch's, only the losses and their denominators are told.
+    """
+    accelerator, config = trainer.accelerator, trainer.config
+    held = [
+        number
+        for number, (rows, terms) in enumerate(parts)
+        if len(parts) == 1 or holds_any(accelerator, rows, terms, config)
+    ]
+    metrics, loss = {"num_tokens": 0.0}, 0.0
+    for number in held:
+        rows, terms = parts[number]
+        found = accumulate_gradients(
+            accelerator,
+            trainer.scorer,
+            rows,
+            config,
+            pad_token_id=trainer.tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
+            terms=terms,
+            limits=trainer.limits,
+            added=number != held[0],
+            reduces=number == held[-1],
+        )
+        if found is None:
+            return None
+        names = {f"{term.name}{kind}" for term in terms for kind in ("_loss", "_denominator")}
+        metrics |= {name: value for name, value in found.items() if number == 0 or name in names}
+        loss += found["loss"]
+    return {**metrics, "loss": loss} if held else None
 
 
 def _check_finite(trainer: GRPOTrainer, metrics: dict[str, float]) -> None:

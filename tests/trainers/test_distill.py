@@ -4,32 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.tiny import tiny_model, tiny_tokenizer
-from helpers.toy import ToySuite
+from helpers.distill_runs import make
+from helpers.tiny import tiny_model
 
-from turncredit.rollout import SamplingConfig
-from turncredit.trainers import GRPOConfig, GRPOTrainer, get_method
+from turncredit.trainers import get_method
 from turncredit.trainers.methods.distill import sampled_kl_loss
-
-
-def make(folder, credit, teacher=None, **options):
-    config = GRPOConfig(
-        output_dir=str(folder),
-        credit=credit,
-        credit_options=options,
-        max_steps=4,
-        num_tasks=4,
-        num_generations=4,
-        num_workers=0,
-        learning_rate=1e-2,
-        sampling=SamplingConfig(max_completion_length=6),
-        eval_steps=0,
-        save_steps=0,
-        num_eval_tasks=1,
-        preflight=False,
-    )
-    suite = ToySuite(num_tasks=8, lenient=True)
-    return GRPOTrainer(tiny_model(), tiny_tokenizer(), suite, config, teacher_model=teacher)
 
 
 @pytest.mark.parametrize("estimator", ["full", "sampled"])
@@ -69,6 +48,42 @@ def test_depth_grows_and_ends_episodes(tmp_path):
     assert turns == [1, 2, 3]
 
 
+@pytest.mark.parametrize("model", [False, True])
+def test_the_teacher_plays_all_but_the_last_turns(tmp_path, model):
+    """Episodes go on where a success of the teacher's was k turns from its end; without one they last k turns."""
+    with make(tmp_path, "tcod_b2f", tiny_model(3, hidden_size=48) if model else None, eta=1, attempts=3) as run:
+        plays, rollout, longest = [], run.run.rollout, 0
+        run.run.rollout = lambda starts, **how: (
+            plays.append((list(starts), how, rollout(starts, **how))) or plays[-1][-1]
+        )
+        for step in range(3):
+            plays.clear()
+            metrics = run.train_step()
+            depth, shown = step + 1, {}
+            assert metrics["method/depth"] == depth
+            *rounds, (starts, _, played) = plays
+            assert [one[1] for one in plays] == [{"weights": "teacher"}] * 3 + [{}]
+            for asked, _, found in rounds:
+                assert {start.group_id for start in asked} == set(range(4)) - set(shown)
+                assert all(start.context == f"hint say {start.task.id.split('-')[0]}" for start in asked)
+                shown |= {one.group_id: one for one in found if one.success == 1.0}
+            assert metrics["method/teacher_success"] == len(shown) / 4
+            for start, one in zip(starts, played, strict=True):
+                led = shown.get(start.group_id)
+                turns = () if led is None else led.turns[: max(len(led.turns) - depth, 0)]
+                assert start.prefix == turns
+                assert one.failure is None
+                assert one.replayed == len(turns)
+                assert start.context is None
+                assert start.max_turns == (depth if led is None else None)
+            led = [len(start.prefix) for start in starts[::4]]
+            longest = max(longest, *led)
+            assert metrics["method/teacher_turns"] == sum(led) / 4
+            rows = run.run.batch
+            assert len(rows.turns) == sum(len(one.turns) - one.replayed for one in played)
+        assert longest > 0
+
+
 def test_sampled_estimator_by_hand():
     # rho e^0.1, gap -0.5 - -1: value and, through rho, gradient
     logp = torch.tensor([-0.5], requires_grad=True)
@@ -83,6 +98,13 @@ def test_refusals(tmp_path):
         get_method("opd", estimator="top")
     with pytest.raises(ValueError, match="tcod_f2b: eta must be a whole number of at least 1, got 0"):
         get_method("tcod_f2b", eta=0)
+    with pytest.raises(ValueError, match="tcod_b2f: attempts must be a whole number of at least 1, got 0"):
+        get_method("tcod_b2f", attempts=0)
+    with (
+        make(tmp_path / "hindsight", "tcod_b2f", teacher_context="hindsight") as run,
+        pytest.raises(ValueError, match=r"tcod_b2f: teacher_context must be one of the suite's, .*, got 'hindsight'"),
+    ):
+        run.train()
     with (
         make(tmp_path, "opd", teacher="stale") as run,
         pytest.raises(ValueError, match="opd: teacher must be the policy as it is, or another model"),

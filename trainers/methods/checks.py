@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,8 +12,14 @@ from ...credit.signals import get_signal, list_signals
 from ...envs import Task, TaskSuite
 from ...rollout.contexts import context_text
 from ..batch import TurnBatch
+from ..rows import TrainRows
+from ..terms import LossTerm, check_terms
 from .contexts import CONTEXTS
 from .method import Method
+
+if TYPE_CHECKING:
+    from ..policy import Policy
+    from ..teacher import TeacherModel
 
 
 def check_contexts(method: Method, suite: TaskSuite, tasks: Sequence[Task]) -> None:
@@ -39,6 +45,53 @@ def check_contexts(method: Method, suite: TaskSuite, tasks: Sequence[Task]) -> N
             f"GRPOTrainer: {method.name}'s student must not read what its teacher reads, got the same texts for "
             f"{names[0]!r} and {names[1]!r} of {suite.name}; the teacher would be the student: choose another "
             "teacher_context"
+        )
+
+
+def check_speaker(name: str, whose: str, policy: Policy, teacher: TeacherModel) -> None:
+    """Raise unless somebody's weights may be asked now.
+
+    Raises:
+        ValueError: another name, a run without a reference, or the policy while others' weights are in its place.
+    """
+    if whose not in ("policy", "teacher", "reference"):
+        raise ValueError(
+            f'Run.weights: whose must be "policy", "teacher" or "reference", got {whose!r}; write one of them'
+        )
+    reference, snapshot = policy.reference, teacher.snapshot
+    if whose == "reference" and reference is None:
+        raise ValueError(
+            f'Run.weights: whose must not be "reference" in a run without one, got it from {name}; set beta above 0'
+        )
+    current = snapshot is None and teacher.model is policy.model
+    lent = [part for part in (snapshot, getattr(reference, "snapshot", None)) if part is not None and part.swapped]
+    if lent and (whose == "policy" or (whose == "teacher" and current)):
+        raise ValueError(
+            f"Run.weights: the policy must not be asked while others' weights are in its place, got {whose!r} from "
+            f"{name}; ask it before or behind `with run.weights(..)`"
+        )
+
+
+def check_added(
+    name: str, rows: TrainRows, terms: Sequence[LossTerm], taken: Collection[str], modules: Collection[str]
+) -> None:
+    """Raise unless rows beside the batch's can be trained with these terms.
+
+    Raises:
+        TypeError: something else than rows and terms.
+        ValueError: no term, one that is called as another of the update, or a signal or module that it lacks.
+    """
+    if not isinstance(rows, TrainRows) or not terms:
+        raise TypeError(
+            f"Run.add_rows: rows must be TrainRows with a term at least, got {type(rows).__name__} and {len(terms)} "
+            f"terms from {name}; see TrainRows.beside"
+        )
+    check_terms(terms, rows.signals, modules)
+    twice = sorted({term.name for term in terms} & set(taken))
+    if twice:
+        raise ValueError(
+            f"Run.add_rows: terms must have names of their own in an update, got {twice[0]!r} again from {name}; "
+            "rename it"
         )
 
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ...envs import Task
+from ...rollout.contexts import context_text
 from ...rollout.episodes import EpisodeStart
 from ...rollout.types import Trajectory
 from ..terms import LossTerm, PerToken, TokenBatch
 from .branches import student_text
+from .contexts import CONTEXTS
 from .method import Method
 from .registry import register_method
 
@@ -93,17 +95,84 @@ def tcod_f2b(*, coef: float = 1.0, estimator: str = "full", k_start: int = 1, et
 
     Source: TCOD (arXiv 2604.24005), forward to backward.
     """
-    for name, value in (("k_start", k_start), ("eta", eta)):
-        if type(value) is not int or value < 1:
-            raise ValueError(f"tcod_f2b: {name} must be a whole number of at least 1, got {value!r}; write 1 or more")
+    _check_counts("tcod_f2b", k_start=k_start, eta=eta)
     term = distillation("tcod_f2b", coef, estimator)
     return Method(None, (term,), policy_weight=0.0, rollouts=functools.partial(first_turns, k_start=k_start, eta=eta))
 
 
-def first_turns(tasks: Sequence[Task], run: Run, *, k_start: int, eta: int) -> list[Trajectory]:
-    """Ordinary episodes that end after so many turns."""
+@register_method("tcod_b2f")
+def tcod_b2f(
+    *, coef: float = 1.0, estimator: str = "full", k_start: int = 1, eta: int = 2, attempts: int = 1
+) -> Method:
+    """`opd` behind all but the last ``k = k_start + floor(updates / eta)`` turns of a success of the teacher's.
+
+    Source: TCOD (arXiv 2604.24005), backward to forward. Ours: the paper collects the teacher's successes beforehand,
+    here it plays every task of an update up to `attempts` times; where it never succeeds, the policy plays the task's
+    first k turns. Behind the teacher's turns the policy plays as long as the suite allows.
+    """
+    _check_counts("tcod_b2f", k_start=k_start, eta=eta, attempts=attempts)
+    term = distillation("tcod_b2f", coef, estimator)
+    rollouts = functools.partial(last_turns, k_start=k_start, eta=eta, attempts=attempts)
+    return Method(None, (term,), policy_weight=0.0, rollouts=rollouts, start=_teacher_plays)
+
+
+def _check_counts(owner: str, **counts: int) -> None:
+    for name, value in counts.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{owner}: {name} must be a whole number of at least 1, got {value!r}; write 1 or more")
+
+
+def _teacher_plays(run: Run) -> None:
+    """Raise unless the teacher can sample, and what it reads is known before an episode."""
+    run.teacher.check_sampling()
+    context = None if run.method.teacher is None else run.method.teacher.context
+    if callable(context) or context in CONTEXTS:
+        raise ValueError(
+            f"{run.method.name}: teacher_context must be one of the suite's, known before the teacher plays, got "
+            f"{context!r}; name such a context"
+        )
+
+
+def _depth(run: Run, k_start: int, eta: int) -> int:
+    """TCOD's linear pace, in updates done."""
     depth = k_start + run.step // eta
     run.log("depth", depth, reduce="max")
+    return depth
+
+
+def last_turns(tasks: Sequence[Task], run: Run, *, k_start: int, eta: int, attempts: int) -> list[Trajectory]:
+    """Episodes that begin before the last turns of a success of the teacher's, or end after the first without one."""
+    depth, shown = _depth(run, k_start, eta), teacher_successes(tasks, run, attempts)
+    starts, led = [], 0
+    for group, (task, shows) in enumerate(zip(tasks, shown, strict=True)):
+        turn = 0 if shows is None else max(len(shows.turns) - depth, 0)
+        led += turn
+        for index in range(run.config.num_generations):
+            own = {"task": task, "group_id": group, "rollout_index": index, "context": student_text(run, task)}
+            begun = shows is not None
+            starts.append(EpisodeStart.at_turn(shows, turn, **own) if begun else EpisodeStart(**own, max_turns=depth))
+    run.log("teacher_success", sum(one is not None for one in shown) / max(len(shown), 1), count=len(shown))
+    run.log("teacher_turns", led / max(len(shown), 1), count=len(shown))
+    return run.rollout(starts)
+
+
+def teacher_successes(tasks: Sequence[Task], run: Run, attempts: int) -> list[Trajectory | None]:
+    """The teacher's first success at each task, None without one; every process plays as many rounds."""
+    name = None if run.method.teacher is None else run.method.teacher.context
+    assert name is None or isinstance(name, str)  # see `_teacher_plays`
+    texts = [None if name is None else context_text(run.suite, task, name) for task in tasks]
+    found: list[Trajectory | None] = [None] * len(tasks)
+    for number in range(attempts):
+        left = [group for group, one in enumerate(found) if one is None]
+        starts = [EpisodeStart(tasks[g], g, context=texts[g], seed=("teacher", number)) for g in left]
+        for group, played in zip(left, run.rollout(starts, weights="teacher"), strict=True):
+            found[group] = played if played.failure is None and played.success >= 1.0 else None
+    return found
+
+
+def first_turns(tasks: Sequence[Task], run: Run, *, k_start: int, eta: int) -> list[Trajectory]:
+    """Ordinary episodes that end after so many turns."""
+    depth = _depth(run, k_start, eta)
     starts = [
         EpisodeStart(task, group, index, context=text, max_turns=depth)
         for group, (task, text) in enumerate((task, student_text(run, task)) for task in tasks)

@@ -196,12 +196,9 @@ def _to_depth(tasks: Sequence[Task], run: Run, *, control: DepthController) -> l
 def _look_closer(batch: TurnBatch, run: Run, *, settings: Settings, control: DepthController) -> dict[str, Tensor]:
     """``token_weights`` ``[M, T]``; guidance rows are added to the update."""
     mask = batch.response_mask
-    scores = run.score(
-        batch.prompts, batch.responses, teacher_hidden=run.signal("teacher_hidden"), kind="compare"
-    ).outputs["divergence"]
-    if not batch.turns:
-        scores = torch.zeros(*mask.shape, 5)
-    gap, own, teachers, theirs, sure = scores.unbind(-1)  # KL; log pi of v_S, v_T; log pi_T of v_S, v_T
+    found = run.compare(batch.prompts, batch.responses, teacher_hidden=run.signal("teacher_hidden"))
+    gap = found.kl
+    (own, teachers), (theirs, sure) = found.top_logprobs.unbind(-1), found.teacher_top_logprobs.unbind(-1)
     _pace(batch, run, control, teachers, own)
     rows = proposed_turns(gap, mask, batch.trajectory_ids, batch.turn_ids, last=settings.last_turn)
     chosen = [row for row in rows.tolist() if row >= 0]
@@ -313,18 +310,7 @@ def _internalize(batch: TurnBatch, run: Run, helped: Sequence[tuple[int, Traject
     turns = [(row, played.turns[played.replayed]) for row, played in helped]
     responses = [turn.response_ids for _, turn in turns]
     hidden = run.score([turn.prompt_ids for _, turn in turns], responses, modules=("hidden",)).outputs["hidden"]
-    width = max(map(len, responses), default=0)
-    mask = torch.arange(width)[None] < torch.tensor([len(r) for r in responses], dtype=torch.long)[:, None]
     owners = [batch.trajectories[int(batch.trajectory_ids[row])] for row, _ in turns]
     slots = [owner.group_id * run.config.num_generations + owner.rollout_index for owner in owners]
-    rows = TrainRows(
-        [batch.turns[row].prompt_ids for row, _ in turns],
-        responses,
-        mask,
-        torch.tensor(slots, dtype=torch.long),
-        torch.ones(len(turns), dtype=torch.bool),
-        torch.zeros(mask.shape),
-        torch.zeros(mask.shape),
-        {"teacher_hidden": hidden if turns else torch.zeros(0, 0)},
-    )
-    run.add_rows(rows, (GuidanceTerm(coef=weight),))
+    prompts = [batch.turns[row].prompt_ids for row, _ in turns]
+    run.add_rows(TrainRows.beside(prompts, responses, slots, {"teacher_hidden": hidden}), (GuidanceTerm(coef=weight),))

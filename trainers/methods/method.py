@@ -90,6 +90,7 @@ class Method:
         rollouts: ``(tasks, run) -> trajectories`` instead of ``num_generations`` episodes of each of this process's
             tasks; group ids count the tasks given, rollout indices a group's trajectories from 0 to ``num_generations``
             less one. Every process calls it, also without a task.
+        start: ``(run)``, before the first rollout, to raise where something is missing; see also `provides`.
         settle: ``(credit, inputs, run) -> credit`` with what only all processes together can say; inputs are None on a
             process without a turn.
         state: parts of one's own that checkpoints save, alike on every process.
@@ -110,6 +111,7 @@ class Method:
     prepare: Callable[[TurnBatch, Run], Mapping[str, Tensor] | None] | None = None
     gives: tuple[str, ...] = ()
     rollouts: Callable[[Sequence[Task], Run], list[Trajectory]] | None = None
+    start: Callable[[Run], None] | None = None
     settle: Callable[[CreditMethod, CreditInputs | None, Run], CreditMethod] | None = None
     state: Mapping[str, Stateful] = field(default_factory=dict)
     invalid_penalty: float | None = None

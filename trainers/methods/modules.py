@@ -14,6 +14,9 @@ from ..attached import attached_state, load_attached
 from ..terms import LossTerm, check_terms
 from .method import Method
 
+TAKEN = ("hidden", "divergence")
+"""Names of what the scorer itself gives."""
+
 
 def make_modules(
     method: Method, model: PreTrainedModel, terms: Sequence[LossTerm], seed: int
@@ -32,10 +35,10 @@ def make_modules(
     if not isinstance(made, Mapping) or not all(isinstance(module, nn.Module) for module in made.values()):
         raise TypeError(f'{method.name}: modules must give modules by name, got {made!r}; return {{"value": ...}}')
     for name in made:
-        if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.ModuleDict, name):
+        if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.ModuleDict, name) or name in TAKEN:
             raise ValueError(
-                f"{method.name}: modules must have names that are identifiers and no attributes of nn.ModuleDict, got "
-                f"{name!r}; rename it"
+                f"{method.name}: modules must have names that are identifiers and no attributes of nn.ModuleDict, nor "
+                f"what the scorer gives itself, {TAKEN}, got {name!r}; rename it"
             )
     check_terms(terms, modules=made)
     for provider in method.providers:

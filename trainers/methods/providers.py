@@ -16,6 +16,7 @@ from ...rollout.options import Rule, check_options
 from ..batch import TurnBatch
 from ..batch import span_mask as spans_of
 from ..teacher import TeacherScores, score_teacher
+from .comparing import check_head
 
 if TYPE_CHECKING:
     from .run import Run
@@ -223,12 +224,7 @@ def teacher_scores(run: Run, pairs: list[tuple[int, int]] | None = None) -> Teac
 
 
 def _keeps_its_head(run: Run) -> None:
-    teacher = run.method.teacher
-    if teacher is not None and teacher.lags:
-        raise ValueError(
-            f"{run.method.name}: teacher must be the policy as it is, or another model, where whole distributions are "
-            f"compared, got {teacher.weights!r}, whose output embedding is not kept; take estimator='sampled'"
-        )
+    check_head(run, run.method.name)
 
 
 @provides("teacher_hidden", teacher=True, start=_keeps_its_head)

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ...credit.metrics import Largest, Mean, Total
 from ...envs import Task, TaskSuite
 from ...rollout.collector import RolloutCollector
+from ...rollout.divergence import Comparison
 from ...rollout.episodes import EpisodeStart
 from ...rollout.limits import model_positions
 from ...rollout.packing import Pack, waste
@@ -27,13 +28,14 @@ from ...rollout.types import Trajectory
 from ..batch import TurnBatch, make_batch
 from ..config import GRPOConfig
 from ..distributed import agree_max, zero_stage
-from ..encoder import Encoder, embed, load_encoder
+from ..encoder import Encoder, cached_encoder, embed
 from ..policy import Policy
 from ..reference import speaking
 from ..rows import TrainRows
 from ..teacher import TeacherModel, teacher_openings, teacher_prompts
-from ..terms import LossTerm
-from .checks import check_signal
+from ..terms import LossTerm, objective
+from .checks import check_added, check_signal, check_speaker
+from .comparing import compare
 from .contexts import teacher_texts
 from .method import Method
 from .providers import find_provider
@@ -113,28 +115,12 @@ class Run:
         Raises:
             ValueError: another name, a run without a reference, or the policy inside of others' weights.
         """
-        if whose not in ("policy", "teacher", "reference"):
-            raise ValueError(
-                f'Run.weights: whose must be "policy", "teacher" or "reference", got {whose!r}; write one of them'
-            )
-        reference = self.policy.reference
-        if whose == "reference" and reference is None:
-            raise ValueError(
-                f'Run.weights: whose must not be "reference" in a run without one, got it from {self.method.name}; set '
-                "beta above 0"
-            )
-        snapshot = self.teacher.snapshot
-        current = snapshot is None and self.teacher.model is self.policy.model
-        lent = [part for part in (snapshot, getattr(reference, "snapshot", None)) if part is not None and part.swapped]
-        if lent and (whose == "policy" or (whose == "teacher" and current)):
-            raise ValueError(
-                f"Run.weights: the policy must not be asked while others' weights are in its place, got {whose!r} from "
-                f"{self.method.name}; ask it before or behind `with run.weights(..)`"
-            )
+        check_speaker(self.method.name, whose, self.policy, self.teacher)
         if whose == "teacher":
             with self.teacher.speaking():
                 yield self.teacher.scorer
         else:
+            reference = self.policy.reference
             with speaking(reference) if whose == "reference" else contextlib.nullcontext():
                 yield reference if whose == "reference" else self.policy.scoring
 
@@ -181,17 +167,35 @@ class Run:
         return scores
 
     def add_rows(self, rows: TrainRows, terms: Sequence[LossTerm]) -> None:
-        """Rows beside the batch's with terms of their own; `slot_ids` say in which minibatch; every process calls.
+        """Rows beside the batch's with terms of their own, in the minibatch of their `slot_ids`.
+
+        Each term is averaged over these rows alone, and the batch's own losses stay what they are. Processes may bring
+        different numbers of rows, and none, but all call this, with the same terms.
 
         Raises:
-            ValueError: under DeepSpeed, whose every step takes one set of rows.
+            TypeError, ValueError: a term is called as another one of the update, or its rows lack what it reads.
         """
-        if zero_stage(self.accelerator):
-            raise ValueError(
-                f"Run.add_rows: accelerator must not use DeepSpeed, got ZeRO-{zero_stage(self.accelerator)} for "
-                f"{self.method.name}; use plain processes"
-            )
+        beside = [*objective(self.config, self.method.terms), *(term for _, terms in self.extra for term in terms)]
+        own: Any = self.accelerator.unwrap_model(self.policy.scorer)
+        check_added(self.method.name, rows, terms, [term.name for term in beside], own.attached)
         self.extra.append((rows, tuple(terms)))
+
+    def compare(
+        self,
+        prompts: Sequence[Ids],
+        responses: Sequence[Ids],
+        teacher_prompts: Sequence[Ids] | None = None,
+        *,
+        teacher_hidden: Tensor | None = None,
+    ) -> Comparison:
+        """Policy and teacher before every token of the responses, over the whole vocabulary, without gradient.
+
+        Args:
+            prompts, responses: as many of one as of the other; a process may have none.
+            teacher_prompts: what the teacher reads instead of `prompts`; None: the same.
+            teacher_hidden: the signal of this name instead, where it is there.
+        """
+        return compare(self, prompts, responses, teacher_prompts, teacher_hidden)
 
     def sample(
         self,
@@ -204,30 +208,33 @@ class Run:
         """One response to every prompt, sampled as in training.
 
         Args:
-            prompts: any number.
-            seeds: one per prompt; equal seeds sample equally.
+            prompts, seeds: any number of both; equal seeds sample equally.
             weights: ``"policy"`` or ``"teacher"``.
             max_completion_length: tokens; None is the run's.
 
         Raises:
             ValueError: other weights.
         """
-        if weights not in ("policy", "teacher"):
-            raise ValueError(
-                f'Run.sample: weights must be "policy" or "teacher", got {weights!r}; the reference only scores'
-            )
         sampling = self.config.sampling
         sampling = replace(sampling, max_completion_length=max_completion_length or sampling.max_completion_length)
-        with self.weights(weights), self.generation():
-            collector = self.teacher.collector(self.collector) if weights == "teacher" else self.collector
+        with self._generating("sample", weights) as collector:
             return collector.sample(prompts, sampling, seeds, batch_size=self.config.num_envs)
 
-    def rollout(self, starts: Sequence[EpisodeStart]) -> list[Trajectory]:
-        """One episode from every start, under the policy, as `RolloutCollector.collect_starts` plays them."""
-        with self.weights("policy"), self.generation():
-            if not starts and self.collector.agree is None:
+    def rollout(self, starts: Sequence[EpisodeStart], *, weights: str = "policy") -> list[Trajectory]:
+        """One episode from every start, under the policy or ``"teacher"``; see `RolloutCollector.collect_starts`."""
+        with self._generating("rollout", weights) as collector:
+            if not starts and collector.agree is None:
                 return []
-            return self.collector.collect_starts(starts, seed=self.seed, step=self.step)
+            return collector.collect_starts(starts, seed=self.seed, step=self.step)
+
+    @contextlib.contextmanager
+    def _generating(self, caller: str, weights: str) -> Iterator[RolloutCollector]:
+        if weights not in ("policy", "teacher"):
+            raise ValueError(
+                f'Run.{caller}: weights must be "policy" or "teacher", got {weights!r}; the reference only scores'
+            )
+        with self.weights(weights), self.generation():
+            yield self.teacher.collector(self.collector) if weights == "teacher" else self.collector
 
     def response_text(self, sample: Sample) -> str:
         """The text of a sampled response."""
@@ -235,7 +242,7 @@ class Run:
 
     def embed(self, texts: Sequence[str], encoder: str) -> Tensor:
         """``[n, D]`` unit vectors of texts; the encoder is loaded once, by name or folder, or ``"hashing"``."""
-        return embed(self.encoder or _encoder(encoder), texts)
+        return embed(self.encoder or cached_encoder(encoder), texts)
 
     def all_gather(self, values: Sequence[T]) -> list[T]:
         """The values of all processes in the processes' order, which may have different many each: numbers, say."""
@@ -333,12 +340,9 @@ class Run:
         return self.tokenizer, self.batch, self.teacher_texts(), self.collector.chat_template_kwargs, self.suite
 
     def start(self) -> None:
-        """Let providers say before the first rollout what is missing."""
+        """Let the method and its providers say before the first rollout what is missing."""
+        if self.method.start is not None:
+            self.method.start(self)
         for provider in self.method.providers:
             if provider.start is not None:
                 provider.start(self, **provider.chosen(self.method.options))
-
-
-@functools.cache
-def _encoder(name: str) -> Encoder:
-    return load_encoder(name)
