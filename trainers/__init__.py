@@ -6,6 +6,7 @@ from .callbacks import GRPOCallback
 from .config import EnvironmentConfig, EvaluationConfig, GRPOConfig, ObjectiveConfig, OptimizerConfig, SavingConfig
 from .grpo import GRPOTrainer
 from .methods import Method, Run, Teacher, get_method, list_methods, provides, register_context, register_method
+from .rows import TrainRows
 from .terms import LossTerm, TokenBatch
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "SavingConfig",
     "Teacher",
     "TokenBatch",
+    "TrainRows",
     "get_method",
     "list_methods",
     "provides",

@@ -40,8 +40,8 @@ NAMES = (
     "align_opsd_webshop_7b dr_grpo empg faded_grpo g2po gagpo gigpo gigpo_std graphgpo grpo grpo_opsd "
     "hcapo hgpo igpo istar lens_opd lens_opd_fixed_clock lens_opd_last_turn lens_opd_no_internalization "
     "lens_opd_no_token_focus mt_grpo opd opsd posterior posterior_all posterior_anchors posterior_sources "
-    "posterior_teacher rewardflow rloo rlsd sdar skill_grpo skill_sd spa_rl step_opsd tcod_f2b tree_grpo "
-    "turn_ppo vineppo "
+    "posterior_teacher rewardflow rloo rlsd sdar skill_grpo skill_sd spa_rl step_opsd tcod_b2f tcod_f2b "
+    "tree_grpo turn_ppo vineppo "
 )
 SHARDED = ("agent_opsd", "step_opsd", "align_opsd")
 ALIGNED = ("posterior_all", "posterior_sources")

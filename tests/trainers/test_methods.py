@@ -497,7 +497,9 @@ def test_rows_hold_the_teachers_own_scores_and_scores_are_rectified_once(tmp_pat
     assert torch.equal(result.rows.signals["teacher_logprobs"], result.inputs.teacher_logprobs)
 
 
-@pytest.mark.parametrize("name", ["last_turns", "rare_turns", "likely", "next_turn", "critic", "hint_gain"])
+@pytest.mark.parametrize(
+    "name", ["last_turns", "rare_turns", "likely", "next_turn", "critic", "hint_gain", "imitate_the_surest"]
+)
 def test_the_documented_methods_train_by_name(tmp_path, monkeypatch, name):
     page = (Path(__file__).resolve().parents[2] / "docs" / "adding_a_method.md").read_text()
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL)):
