@@ -163,7 +163,7 @@ def accumulate_gradients(
 
     Raises:
         TypeError, ValueError: a term that returns something else than one loss per token, or reads what is not there.
-        MicroBatchTooLarge: memory ran out again, or with one row, or under ZeRO.
+        MicroBatchTooLarge: memory ran out again, or with one row, or under ZeRO, or in rows that were added.
     """
     limits = limits or MicroBatchLimits.of(config, accelerator.device.type)
     terms = objective(config) if terms is None else terms
@@ -176,13 +176,11 @@ def accumulate_gradients(
     try:
         return _accumulate(accelerator, scorer, rows, plan, config, pad_token_id, terms, reduces=reduces)
     except MicroBatchTooLarge as error:
-        if zero_stage(accelerator):  # no agreement: the others may be inside a collective call of their own
+        if zero_stage(accelerator) or added:  # ZeRO: no agreement, the others may be inside a collective call
             raise MicroBatchTooLarge(
                 f"accumulate_gradients: micro_batch_tokens must leave a micro-batch that fits into memory, got "
                 f"{limits.tokens} ({error}); lower it and resume with allow_changed_config"
             ) from error
-        if added:
-            raise
         sizes = [max((len(p.rows) for p in plan), default=0), max((p.branches for p in plan), default=0)]
         sizes = agree_max(accelerator, sizes)
         scorer.zero_grad(set_to_none=True)

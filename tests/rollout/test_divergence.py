@@ -29,8 +29,16 @@ def test_by_hand():
     p, q = logs([0.5, 0.25, 0.25]), logs([0.25, 0.5, 0.25])
     assert divergence(p, q, "forward").item() == pytest.approx(both + 0.5 * math.log(2))
     assert divergence(q, q, "reverse").item() == 0
-    found = divergence(p, q, "compare", torch.tensor([2]))[0].exp().tolist()
-    assert found[1:6] == pytest.approx([0.25, 0.5, 0.25, 0.25, 0.5])
+    ruled_out = logs([0.5, 0.5, 0.0]).requires_grad_()
+    divergence(ruled_out, logs([0.5, 0.25, 0.25]), "reverse").sum().backward()
+    assert bool(ruled_out.grad.isfinite().all())
+    assert divergence(logs([0.5, 0.5, 0.0]), logs([0.5, 0.5, 0.0]), "forward").item() == 0  # nobody's word
+    p, q = logs([0.5, 0.3, 0.2]), logs([0.2, 0.7, 0.1])
+    kl, *found = divergence(p, q, "compare", torch.tensor([2]))[0].tolist()
+    assert kl == pytest.approx(0.5 * math.log(2.5) + 0.3 * math.log(3 / 7) + 0.2 * math.log(2))
+    # q of the sampled token; p of the likeliest of p, of q; q of them; the tokens
+    assert [math.exp(one) for one in found[:5]] == pytest.approx([0.1, 0.5, 0.3, 0.2, 0.7])
+    assert found[5:] == [0, 1]
 
 
 def naive(model, teacher, temperature, kind):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 from helpers.distill_runs import make
 from helpers.tiny import tiny_model
 
-from turncredit.trainers import LossTerm
+from turncredit.trainers import LossTerm, update
+from turncredit.trainers.optimization import MicroBatchTooLarge
 from turncredit.trainers.rows import TrainRows
 
 PROMPTS = [(3, 4, 5), (3, 4, 5), (7, 8, 9, 10)]
@@ -159,7 +161,7 @@ def test_the_loss_of_added_rows_is_their_own_mean(tmp_path):
 
 def test_rows_beside_a_batch_without_any(tmp_path):
     """A credit that moves no group: the added rows are the whole update."""
-    with make(tmp_path, "grpo") as run:
+    with make(tmp_path, "grpo", config={"preflight": True}) as run:
         phase = run.phase
 
         def more(batch, step):
@@ -173,6 +175,41 @@ def test_rows_beside_a_batch_without_any(tmp_path):
     assert metrics["train/optimizer_steps"] == 1
     assert metrics["train/loss"] == pytest.approx(metrics["train/surprise_loss"])
     assert math.isfinite(metrics["train/grad_norm"])
+
+
+def test_added_rows_are_in_the_minibatch_of_their_trajectory(tmp_path, monkeypatch):
+    taken, accumulate = [], update.accumulate_gradients
+
+    def kept(accelerator, scorer, rows, *arguments, **options):
+        taken.append((set(rows.slot_ids.tolist()), options["added"], options["reduces"]))
+        return accumulate(accelerator, scorer, rows, *arguments, **options)
+
+    monkeypatch.setattr(update, "accumulate_gradients", kept)
+    trained(tmp_path, lambda run, batch: [(answers(run, batch), [surprise()])], 2)
+    assert [one[1:] for one in taken] == [(False, False), (True, True)] * 2
+    assert [part[0] for part in taken[::2]] == [part[0] for part in taken[1::2]]
+    assert taken[0][0] | taken[2][0] == set(range(16))
+
+
+def test_memory_that_runs_out_in_added_rows_is_said(tmp_path, monkeypatch):
+    """A second beginning would lose the gradient of the batch's rows."""
+    accumulate, failures = update.accumulate_gradients, []
+
+    def short_of_memory(accelerator, scorer, *arguments, **options):
+        forward = scorer.forward
+
+        def failing(*inputs, **asked):
+            if options["added"] and not failures:
+                failures.append(True)
+                raise RuntimeError("out of memory")
+            return forward(*inputs, **asked)
+
+        with mock.patch.object(scorer, "forward", failing):
+            return accumulate(accelerator, scorer, *arguments, **options)
+
+    monkeypatch.setattr(update, "accumulate_gradients", short_of_memory)
+    with pytest.raises(MicroBatchTooLarge, match="micro_batch_tokens must leave a micro-batch that fits"):
+        trained(tmp_path, lambda run, batch: [(answers(run, batch), [surprise()])])
 
 
 def test_what_cannot_be_added(runs):

@@ -48,6 +48,11 @@ def test_depth_grows_and_ends_episodes(tmp_path):
     assert turns == [1, 2, 3]
 
 
+def test_depth_waits_eta_updates(tmp_path):
+    with make(tmp_path, "tcod_f2b", k_start=2, eta=2) as run:
+        assert [run.train_step()["method/depth"] for _ in range(3)] == [2, 2, 3]
+
+
 @pytest.mark.parametrize("model", [False, True])
 def test_the_teacher_plays_all_but_the_last_turns(tmp_path, model):
     """Episodes go on where a success of the teacher's was k turns from its end; without one they last k turns."""
@@ -63,7 +68,8 @@ def test_the_teacher_plays_all_but_the_last_turns(tmp_path, model):
             assert metrics["method/depth"] == depth
             *rounds, (starts, _, played) = plays
             assert [one[1] for one in plays] == [{"weights": "teacher"}] * 3 + [{}]
-            for asked, _, found in rounds:
+            for number, (asked, _, found) in enumerate(rounds):
+                assert {start.seed for start in asked} <= {("teacher", number)}
                 assert {start.group_id for start in asked} == set(range(4)) - set(shown)
                 assert all(start.context == f"hint say {start.task.id.split('-')[0]}" for start in asked)
                 shown |= {one.group_id: one for one in found if one.success == 1.0}
