@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ParamSpec
@@ -11,6 +12,7 @@ from typing import Any, ParamSpec
 import torch
 
 from .checks import check_credit, suggest
+from .display import loses_turn_rewards
 from .inputs import OBLIGATORY, Credit, CreditInputs
 from .signals import get_signal, list_signals
 
@@ -49,6 +51,12 @@ class CreditMethod:
             TypeError, ValueError: a signal is missing, an option is out of range, or what the function returned is no
                 Credit of this batch (shapes, finite, 0 outside the mask, metrics that are numbers).
         """
+        if isinstance(inputs, CreditInputs) and loses_turn_rewards(inputs, self.requires):
+            warnings.warn(
+                f"{self.name}: rewards must tell trajectories of a group apart, got equal ones in every group, and "
+                "turn_rewards that differ, which this method ignores; pass their sums as rewards",
+                stacklevel=2,
+            )
         extra = {"step": step} if self.scheduled and step is not None else {}
         credit = self.function(inputs, **self.options, **extra)
         if not isinstance(credit, Credit):

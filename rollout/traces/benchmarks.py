@@ -45,13 +45,19 @@ def _of_swe_agent(record: Record) -> bool:
     steps = record.get("trajectory")
     if isinstance(record.get("trajectory_format"), str):
         return record["trajectory_format"].startswith("mini-swe-agent")
-    return isinstance(steps, Sequence) and bool(steps) and "action" in steps[0] and ("history" in record or "info" in record)
+    return (
+        isinstance(steps, Sequence)
+        and bool(steps)
+        and "action" in steps[0]
+        and ("history" in record or "info" in record)
+    )
 
 
 @register_trace_format("swe_agent", fits=_of_swe_agent)
 def read_swe_agent(record: Record) -> Trace:
-    """SWE-agent's ``.traj``: steps with the ``query`` that each was asked, or else its ``history``, in which ``is_demo``
-    marks demonstrations; or mini-SWE-agent's ``messages``. Neither holds a reward unless ``info`` was given one."""
+    """SWE-agent's ``.traj``: steps with the ``query`` that each was asked, or else its ``history``, in which
+    ``is_demo`` marks demonstrations; or mini-SWE-agent's ``messages``. Neither holds a reward unless ``info`` was given
+    one."""
     info = record.get("info") or {}
     resolved = found(info, ("reward", "resolved"))
     cut = str(info.get("exit_status", "")) in ("exit_cost", "exit_context", "LimitsExceeded")

@@ -12,7 +12,7 @@ from .records import REWARDS, Trace, TraceError, filled
 from .turns import steps_of, turn_of
 
 Reader = str | Mapping[Any, Any] | Callable[[Mapping[str, Any]], Any] | None
-"""Where a value stands in a record: a name (``"info.score"`` for one inside another), a mapping from tasks, a function."""
+"""Where a value stands in a record: a name (``"info.score"`` looks inside), a mapping from tasks, a function."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _rewards(trace: Trace, reader: Reader, of_turns: Sequence[Any]) -> tuple[flo
     if isinstance(given, list | tuple):
         if len(given) != len(of_turns):
             raise TraceError(
-                f"reward must be one number, or one per turn, got {len(given)} for {len(of_turns)} turns; pass a function"
+                f"reward must be one number, or one per turn, got {len(given)} for {len(of_turns)} turns; sum them up"
             )
         of_turns, given = given, None
     if any(value is not None for value in of_turns):

@@ -40,8 +40,8 @@ def _of_langchain(record: Record) -> bool:
 
 @register_trace_format("langgraph", fits=_of_langchain)
 def read_langgraph(record: Record) -> Trace:
-    """A state, ``{"messages": [{"type": "human" | "ai" | "tool", "content", "tool_calls": [{"name", "args"}]}]}``, alone
-    or as the ``values`` of a snapshot."""
+    """A state, ``{"messages": [{"type": "human" | "ai" | "tool", "content", "tool_calls": [{"name", "args"}]}]}``,
+    alone or as the ``values`` of a snapshot."""
     values = record.get("values")
     source = {**values, **record} if isinstance(values, Mapping) else record
     return Trace(source, _state(record))
@@ -58,7 +58,11 @@ def as_response(value: Any) -> Any:
         return value[0]
     if isinstance(value, Mapping) and "message" in value:
         return value["message"]
-    return value if isinstance(value, Mapping) and ("role" in value or "type" in value) else text_message("assistant", str(value or ""))
+    return (
+        value
+        if isinstance(value, Mapping) and ("role" in value or "type" in value)
+        else text_message("assistant", str(value or ""))
+    )
 
 
 def _given(step: Mapping[str, Any], names: Sequence[str]) -> Any:

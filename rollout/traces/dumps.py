@@ -30,7 +30,9 @@ def _messages_of(text: str) -> list[Message]:
     if not starts or starts[0].start() != 0:
         return []
     ends = [start.start() for start in starts[1:]] + [len(text)]
-    return [text_message(start[1], text[start.end() : end].strip("\n")) for start, end in zip(starts, ends, strict=True)]
+    return [
+        text_message(start[1], text[start.end() : end].strip("\n")) for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 def conversation(prompt: str, answer: str) -> tuple[list[Message], int]:
@@ -39,7 +41,10 @@ def conversation(prompt: str, answer: str) -> tuple[list[Message], int]:
     >>> conversation("user\\nGo\\nassistant\\n", "I look.\\nuser\\na door\\nassistant\\nI open it.")[1]
     1
     """
-    header = next((h for h in ("<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n") if h in prompt), "assistant\n")
+    header = next(
+        (h for h in ("<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n") if h in prompt),
+        "assistant\n",
+    )
     asked = prompt if prompt.endswith("\n") else prompt + "\n"
     before = _messages_of(asked)
     if before and before[-1]["role"] == "assistant" and not before[-1]["content"].strip():
@@ -84,13 +89,13 @@ def _only_reward(record: Mapping[str, Any]) -> Any:
     """
     named = [name for name in REWARDS if record.get(name) is not None]
     known = ("step", "prompt", "completion", "advantage", "task_id")
-    numbers = [k for k, v in record.items() if isinstance(v, int | float) and not isinstance(v, bool) and k not in known]
+    numbers = [
+        k for k, v in record.items() if isinstance(v, int | float) and not isinstance(v, bool) and k not in known
+    ]
     found = named[:1] or numbers
     if len(found) > 1:
         raise TraceError(
-            f"reward must stand in one column, got numbers in {found}; name it, reward={found[0]!r}, or pass a function "
-            "that adds them as the run did"
+            f"reward must stand in one column, got numbers in {found}; name it, reward={found[0]!r}, or pass a "
+            "function that adds them as the run did"
         )
     return record[found[0]] if found else None
-
-

@@ -57,7 +57,11 @@ def records_of_file(path: Path, data: bytes) -> list[Any]:
             return [Broken(f"the file must be JSON, got {error}; it was cut or is another kind of file")]
         return _lines(text)
     named = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".traj")
-    if len(records) == 1 and isinstance(records[0], Mapping) and ("trajectory" in records[0] or "trajectory_format" in records[0]):
+    if (
+        len(records) == 1
+        and isinstance(records[0], Mapping)
+        and ("trajectory" in records[0] or "trajectory_format" in records[0])
+    ):
         return [{"instance_id": named, **records[0]}]  # an agent's file is called after its task
     return records
 

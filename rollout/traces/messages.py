@@ -30,14 +30,20 @@ def dialect_role(message: Any) -> str | None:
 
 def is_chat(value: Any) -> bool:
     """Whether it is a list of messages."""
-    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and dialect_role(value[0]) is not None
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and bool(value)
+        and dialect_role(value[0]) is not None
+    )
 
 
 def is_example(message: Any) -> bool:
     """Whether an assistant message is marked as one that nobody sampled: a demonstration, or without weight."""
     message = _opened(message)
-    marked = message.get("is_demo") is True or any(message.get(name) in (0, False) for name in ("weight", "train", "loss")
-                                                   if message.get(name) is not None)
+    marked = message.get("is_demo") is True or any(
+        message.get(name) in (0, False) for name in ("weight", "train", "loss") if message.get(name) is not None
+    )
     return marked or str(message.get("name") or "").startswith("example")
 
 

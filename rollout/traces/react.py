@@ -23,7 +23,8 @@ def _text(record: Record) -> str:
 @register_trace_format("react", fits=lambda record: bool(_text(record)) or "intermediate_steps" in record)
 def read_react(record: Record) -> Trace:
     """A text of ``Question:``, ``Thought:``, ``Action:`` and ``Observation:`` lines, numbered or not, in which all that
-    stands before the last question is context; or ``{"input", "intermediate_steps": [[action, observation]], "output"}``."""
+    stands before the last question is context; or ``{"input", "intermediate_steps": [[action, observation]],
+    "output"}``."""
     if "intermediate_steps" in record:
         return Trace(record, _of_steps(record), 1)
     messages = _of_text(_text(record), record.get("question") or record.get("input"))

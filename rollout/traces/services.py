@@ -32,7 +32,9 @@ def _joined(records: Sequence[Record]) -> list[Record]:
         key = _either(record, "traceId")
         trace = traces.setdefault(key, {"id": key, "observations": [], "metadata": {}})
         trace["observations"].append(record)
-        trace["metadata"].update(_opened(record.get("metadata")) if isinstance(_opened(record.get("metadata")), Mapping) else {})
+        trace["metadata"].update(
+            _opened(record.get("metadata")) if isinstance(_opened(record.get("metadata")), Mapping) else {}
+        )
         trace["scores"] = trace.get("scores") or _opened(record.get("scores"))
     return list(traces.values())
 
@@ -66,7 +68,7 @@ def read_langfuse(record: Record) -> Trace:
     if not made:
         kinds = sorted({str(one.get("type")) for one in record["observations"]})
         raise TraceError(
-            f"observations must hold one of type 'GENERATION', got {kinds}; export the observations with input and output"
+            f"observations must hold one of type 'GENERATION', got {kinds}; export them with input and output"
         )
     made.sort(key=lambda one: str(_either(one, "startTime") or ""))
     steps = [Step(_prompt(one.get("input")), as_response(_opened(one.get("output")))) for one in made]
@@ -84,4 +86,6 @@ def _score(record: Record) -> Any:
     usual = found(named, REWARDS)
     if usual is not None or len(named) < 2:
         return usual if usual is not None else next(iter(named.values()), None)
-    raise TraceError(f"scores must hold one that is the reward, got {sorted(named)}; pass a function, reward=lambda r: ..")
+    raise TraceError(
+        f"scores must hold one that is the reward, got {sorted(named)}; pass a function, reward=lambda r: .."
+    )

@@ -69,7 +69,11 @@ def _joined(first: Message, second: Message) -> Message:
     joined = {**first, **second, "content": "\n".join(filter(None, (first["content"], second["content"])))}
     thoughts = [m["reasoning_content"] for m in (first, second) if m.get("reasoning_content")]
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
-    return joined | ({"reasoning_content": "\n".join(thoughts)} if thoughts else {}) | ({"tool_calls": calls} if calls else {})
+    return (
+        joined
+        | ({"reasoning_content": "\n".join(thoughts)} if thoughts else {})
+        | ({"tool_calls": calls} if calls else {})
+    )
 
 
 def turn_of(step: Step, reward: float) -> Turn:
