@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +118,10 @@ def doubts(inputs: CreditInputs) -> list[str]:
     return found
 
 
-def loses_turn_rewards(inputs: CreditInputs, requires: frozenset[str] | Mapping[str, Any]) -> bool:
-    """Whether all there is to learn stands in ``turn_rewards``, which a method that requires other signals ignores:
-    returns are equal in every group, and sums of the turns' rewards are not."""
-    if inputs.turn_rewards is None or "turn_rewards" in requires:
+def loses_turn_rewards(inputs: CreditInputs) -> bool:
+    """Whether outcomes stand in ``turn_rewards`` only, which many methods ignore: returns are equal in every group, and
+    sums of the turns' rewards are not."""
+    if inputs.turn_rewards is None:
         return False
     count = int(inputs.group_index.max()) + 1
     sums = segment_sum(inputs.turn_rewards.detach().double(), inputs.trajectory_ids, inputs.num_trajectories)

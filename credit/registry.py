@@ -51,12 +51,6 @@ class CreditMethod:
             TypeError, ValueError: a signal is missing, an option is out of range, or what the function returned is no
                 Credit of this batch (shapes, finite, 0 outside the mask, metrics that are numbers).
         """
-        if isinstance(inputs, CreditInputs) and loses_turn_rewards(inputs, self.requires):
-            warnings.warn(
-                f"{self.name}: rewards must tell trajectories of a group apart, got equal ones in every group, and "
-                "turn_rewards that differ, which this method ignores; pass their sums as rewards",
-                stacklevel=2,
-            )
         extra = {"step": step} if self.scheduled and step is not None else {}
         credit = self.function(inputs, **self.options, **extra)
         if not isinstance(credit, Credit):
@@ -64,7 +58,14 @@ class CreditMethod:
                 f"{self.name}: the method must return a Credit, got {type(credit).__name__}; "
                 "return Credit(advantages=..., turn_weights=...)"
             )
-        return replace(credit, metrics=check_credit(self.name, credit, inputs))
+        metrics = check_credit(self.name, credit, inputs)
+        if loses_turn_rewards(inputs) and not bool(credit.advantages.any()):
+            warnings.warn(
+                f"{self.name}: rewards must tell trajectories of a group apart, got equal ones in every group, and "
+                "turn_rewards that differ, which this method ignores: its credit is 0; pass their sums as rewards",
+                stacklevel=2,
+            )
+        return replace(credit, metrics=metrics)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def _score(record: Record) -> Any:
     if isinstance(scores, Mapping):
         named = dict(scores)
     else:
-        named = {s.get("name"): s.get("value") for s in scores or () if isinstance(s, Mapping)}
+        named = {str(s.get("name")): s.get("value") for s in scores or () if isinstance(s, Mapping)}
     named = {name: value for name, value in named.items() if isinstance(value, int | float)}
     usual = found(named, REWARDS)
     if usual is not None or len(named) < 2:
