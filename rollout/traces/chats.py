@@ -85,7 +85,7 @@ def read_steps(record: Record) -> Trace:
             step.get("reward"),
             step.get("observation"),
             step.get("action"),
-            step.get("valid", True),
+            step.get("valid") not in (False, 0),
         )
         for step in record["steps"]
     ]

@@ -63,6 +63,11 @@ def tokenized(turn: Turn, tokenizer: PreTrainedTokenizerBase, chat_template_kwar
     response_ids = (*body, *end)
     if not response_ids:
         raise TraceError("message must leave something to say in the chat template, got nothing; drop the trace")
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in body:
+        raise TraceError(
+            f"message must be of tokens that the tokenizer knows, got {tokenizer.unk_token!r} for a part of "
+            f"{said.strip()[:60]!r}; take the tokenizer of a model that could have said it"
+        )
     return _with_ids(turn, tokenizer, prompt_ids, response_ids, len(end))
 
 

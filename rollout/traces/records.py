@@ -98,9 +98,10 @@ def filled(trace: Trace) -> Trace:
     task = found(trace.source, TASKS) if trace.task is None else trace.task
     reward = found(trace.source, REWARDS) if trace.reward is None else trace.reward
     success = found(trace.source, SUCCESSES) if trace.success is None else trace.success
-    return replace(
-        trace, task=str(task) if isinstance(task, str | int) and task != "" else None, reward=reward, success=success
-    )
+    if isinstance(task, float) and task.is_integer():  # a column of numbers with gaps
+        task = int(task)
+    named = isinstance(task, str | int) and task != ""
+    return replace(trace, task=str(task) if named else None, reward=reward, success=success)
 
 
 def text_message(role: str, content: str) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,16 @@ def parquet(records: list[dict[str, Any]], path: Path) -> Path:
 
     pandas.DataFrame(records).to_parquet(path)
     return path
+
+
+def as_version_1(records: list[Any], *without: str) -> str:
+    """Trajectories as this library wrote them first: a header, a trajectory a line, a footer with their digest."""
+    later = {"message", "teacher_logprobs"}
+    lines = []
+    for record in records:
+        turns = [{name: value for name, value in vars(turn).items() if name not in later} for turn in record.turns]
+        plain = {name: value for name, value in {**vars(record), "turns": turns}.items() if name not in without}
+        lines.append(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    header = {"format": "turncredit.trajectories", "version": 1, "count": len(lines)}
+    return "\n".join([json.dumps(header), *lines, json.dumps({"end": len(lines), "sha256": digest})]) + "\n"

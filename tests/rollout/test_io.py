@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 import tempfile
@@ -6,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.trace_files import as_version_1
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,18 +98,9 @@ def test_a_newer_version_is_refused(tmp_path):
         load_trajectories(path)
 
 
-def written_as_version_1(records):
-    """A header, a trajectory a line, a footer."""
-    plain = [json.dumps({**vars(t), "turns": [vars(u) for u in t.turns]}, separators=(",", ":")) for t in records]
-    bodies = [json.dumps({**json.loads(line)}, separators=(",", ":")) for line in plain]
-    digest = hashlib.sha256("\n".join(bodies).encode()).hexdigest()
-    header = json.dumps({"format": "turncredit.trajectories", "version": 1, "count": len(bodies)})
-    return "\n".join([header, *bodies, json.dumps({"end": len(bodies), "sha256": digest})]) + "\n"
-
-
 def test_files_of_version_1_are_still_read(tmp_path):
     path = tmp_path / "old.jsonl"
-    text = written_as_version_1([record(0), record(1)])
+    text = as_version_1([record(0), record(1)])
     path.write_text(text)
     assert load_trajectories(path) == [record(0), record(1)]
     path.write_text(text.replace("-0.1", "-0.2"))

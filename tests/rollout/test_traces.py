@@ -244,6 +244,8 @@ def test_objects_of_every_kind():
     bare = trajectories_from([record["messages"] for record in files.OPENAI], reward=lambda record: 1.0)
     assert [len(t.turns) for t in bare] == [2, 3]
     assert len(trajectories_from(files.TOOLS, reward=lambda record: 0)) == 1
+    gaps = pandas.DataFrame([one(task_id=3), one(task_id=None), one(task_id=3)])
+    assert [(t.task_id, t.group_id) for t in trajectories_from(gaps)] == [("3", 0), ("task 1", 1), ("3", 0)]
     missing = pandas.DataFrame([one(), one(reward=None)])
     with pytest.raises(ValueError, match="trace 1: reward must be a finite number, got nan"):
         trajectories_from(missing)

@@ -25,6 +25,10 @@ TOOLS = (
     "m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+ROLES = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} <end> {% endfor %}{% if add_generation_prompt %}<assistant> "
+    "{% endif %}"
+)
 THINKS = CHATML.replace("{{ m['content'] }}", "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>\n"
                         "{% endif %}{{ m['content'] }}")  # fmt: skip
 
@@ -98,6 +102,10 @@ def test_a_template_in_whose_frame_the_message_does_not_stand_is_refused(caplog)
         tokenize_traces(traces, byte_level_tokenizer(OPENS))
     with pytest.raises(ValueError, match="message must be written behind the generation prompt"):
         tokenize_traces(traces, tiny_tokenizer())  # every message is the user's
+    knows = tiny_tokenizer()
+    knows.chat_template = ROLES
+    with pytest.raises(ValueError, match="of tokens that the tokenizer knows, got '<unk>' for a part of 'crimson'"):
+        tokenize_traces(trajectories_from([chat("open", "crimson")]), knows)
     apart = {"messages": [files.GO, {**files.said("red"), "reasoning_content": "hm"}], "reward": 1}
     with pytest.raises(ValueError, match="the chat template drops its reasoning_content, 'hm'"):
         tokenize_traces(trajectories_from(apart), byte_level_tokenizer())
