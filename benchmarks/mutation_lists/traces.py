@@ -62,7 +62,7 @@ MUTATIONS = (
     ("traces/frame", "    if CUT not in pieces:\n", "    if True:\n        pieces = pieces.replace(CUT, \"\")\n", "a spelled control token is one", SCORE),
     ("traces/frame", "begin = found + len(content) if found >= 0 else behind", "begin = behind", "the action holds what was said before it", SCORE),
     ("traces/frame", "place = text.rfind(turn.action) if turn.action else -1", "place = -1", "no span of the action", SCORE),
-    ("traces/score", "if text else turn.prompt_ids", "if text else turn.prompt_ids[:-1]", "a trajectory without a text is scored otherwise", SCORE),
+    ("traces/score", "            else turn.prompt_ids\n", "            else turn.prompt_ids[:-1]\n", "a trajectory without a text is scored otherwise", SCORE),
     ("traces/score", "informed(None, turn.messages, text)", "list(turn.messages)", "the teacher reads what the student reads", SCORE),
     ("traces/score", "logprobs=s, teacher_logprobs=h", "logprobs=s, teacher_logprobs=h and s", "the teacher's scores are the student's", SCORE),
     ("traces/score", "\"temperature\": temperature", "\"temperature\": 1.0", "no temperature", SCORE),

@@ -110,6 +110,13 @@ def test_prompts_hold_what_was_said_before_and_examples_are_no_turns(tmp_path):
     trl = trajectories_from(files.TRL)[0]
     assert roles(trl.turns[1]) == ["system", "user", "assistant", "tool"]
     assert trl.policy_version == 2
+    shown = [*files.TOOLS[1:], files.GO]
+    few = trajectories_from({**files.TRL[1], "prompt": shown})[0]
+    assert list(map(roles, few.turns)) == [["user", "assistant", "tool", "assistant", "user"]]
+    verl = trajectories_from(files.VERL)
+    assert list(map(roles, verl[0].turns)) == [["system", "user"], ["system", "user", "assistant", "user"]]
+    assert [t.policy_version for t in verl] == [5, 5, 6]
+    assert list(map(roles, trajectories_from(files.VERL_MARKED)[0].turns)) == [["user"], ["user", "assistant", "tool"]]
     steps = trajectories_from(files.STEPS)[0]
     assert [(turn.thinking, turn.valid, turn.observation) for turn in steps.turns] == [
         ("red", True, "a door, red"),
@@ -154,7 +161,7 @@ WRONG = {
     "no reward": ({"messages": one()["messages"], "id": "x"}, r"reward must be known, got none.*keys \['id', 'mess"),
     "NaN": (one(reward=math.nan), "reward must be a finite number, got nan"),
     "a text": (one(reward="good"), "reward must be a finite number, got 'good'"),
-    "a success": (one(success=3), r"success must lie in \[0, 1\], got 3"),
+    "a success": (one(success=3), r"success must lie in \[0, 1\], got 3; pass a fraction"),
     "no assistant": (one(messages=[files.GO]), r"must hold an assistant message .* got roles \['user'\]"),
     "a role": (one(messages=[files.GO, {"role": "wizard", "content": "x"}]), "with a role of .*'wizard' at 1"),
     "a picture": (
@@ -197,6 +204,8 @@ def test_several_assistant_messages_are_one_turn_where_that_is_asked_for():
     assert turns[0].action == 'look({"at": "door"})'
     assert turns[0].thinking == "hm"
     assert roles(turns[1]) == ["user", "assistant", "tool"]
+    with pytest.raises(ValueError, match="got an empty message at 2"):
+        trajectories_from(one(messages=[files.GO, files.said("a"), files.said("")]), join_assistant=True)
 
 
 def test_rewards_and_successes_stand_where_one_says():
@@ -241,6 +250,10 @@ def test_objects_of_every_kind():
     assert trajectories_from(iter(files.OPENAI)) == trajectories_from({"data": files.OPENAI}) == plain
     assert trajectories_from(pandas.DataFrame(files.OPENAI)) == plain
     assert trajectories_from(datasets.Dataset.from_list(files.OPENAI)) == plain
+    apart = [one(messages=[files.GO, {**files.said(""), "tool_calls": [{"name": name, "arguments": {name: 1}}]}])
+             for name in ("look", "open")]  # fmt: skip
+    for table in (datasets.Dataset.from_list(apart), apart):
+        assert [t.turns[0].action for t in trajectories_from(table)] == ['look({"look": 1})', 'open({"open": 1})']
     bare = trajectories_from([record["messages"] for record in files.OPENAI], reward=lambda record: 1.0)
     assert [len(t.turns) for t in bare] == [2, 3]
     assert len(trajectories_from(files.TOOLS, reward=lambda record: 0)) == 1
