@@ -11,13 +11,13 @@ EXTRAS = {
     "search": ["bm25s>=0.2", "PyStemmer>=2.2", "pyarrow>=14"],
     "viz": ["matplotlib>=3.7"],
     "lora": ["peft>=0.17"],
+    "pandas": ["pandas>=2.0"],
     "trl": ["trl==1.16.0; python_version >= '3.11'"],  # benchmarks/trl.py measures it; nothing else uses it
 }
 EXTRAS["dev"] = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "nbclient", "ipykernel"]
 EXTRAS["dev"] += ["ruff>=0.6", "pyright>=1.1.390", "build"]
-EXTRAS["all"] = sorted(
-    {requirement for extra in ("alfworld", "webshop", "search", "viz", "lora") for requirement in EXTRAS[extra]}
-)
+PLAIN = ("alfworld", "webshop", "search", "viz", "lora", "pandas")
+EXTRAS["all"] = sorted({requirement for extra in PLAIN for requirement in EXTRAS[extra]})
 
 packages = [
     f"turncredit.{name}" for root in ROOTS for name in [root, *(f"{root}.{sub}" for sub in find_packages(root))]

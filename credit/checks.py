@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .signals import Signal
 
 _BATCH = "CreditInputs"
+_ROUNDING = 1e-2  # of a log-softmax in half precision
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _KINDS = {
     "float": (_FLOATS, "call .float()"),
@@ -170,6 +171,19 @@ def suspect_rows(value: Tensor, mask: Tensor) -> Tensor:
     value, dtype = value.detach(), torch.promote_types(value.dtype, torch.float32)
     sums = [spread(value[rows].to(dtype, copy=True), mask[rows]).sum(-1) for rows in row_blocks(mask)]
     return (~torch.cat(sums).isfinite()).nonzero()[:, 0]
+
+
+def check_logprobs(values: Tensor, inputs: CreditInputs) -> None:
+    """Raise where a sampled token's log-prob lies above 0 by more than rounding."""
+    mask = inputs.response_mask
+    for part in row_blocks(mask):
+        above = (values[part].detach() > _ROUNDING) & mask[part]
+        if bool(above.any()):
+            row, token = above.nonzero()[0].tolist()
+            raise ValueError(
+                f"{_BATCH}: student_logprobs must be at most 0, got {float(values[part][row, token]):g} at row "
+                f"{part.start + row}, token {token}; give logarithms of probabilities, not losses or probabilities"
+            )
 
 
 def check_rows(mask: Tensor, inputs: CreditInputs) -> None:

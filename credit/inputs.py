@@ -5,7 +5,8 @@ Axes: N trajectories, M turns (rows, in any order), T response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from .checks import check_batch, suggest
+from .display import batch_line, batch_table, credit_line, credit_table, doubts
+from .records import fields_of
 from .signals import get_signal, list_signals
 from .tokens import count_true, token_sums
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from .align import Correspondence
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CreditInputs:
     """One frozen batch of turns, whole groups at a time. Its tensors must not be written to afterwards.
 
@@ -67,6 +70,38 @@ class CreditInputs:
         object.__setattr__(self, "extras", _checked_extras(self.extras))
         optional = {name for name in list_signals() if name not in OBLIGATORY and self.signal(name) is None}
         check_batch(self, {name: get_signal(name) for name in list_signals() if name not in optional})
+
+    @classmethod
+    def from_trajectories(cls, trajectories: Iterable[Any], **signals: Any) -> CreditInputs:
+        """The batch of whole trajectories, sampled or scored: every field that their records fill.
+
+        Rows are the turns in order, without those replayed from another record. ``teacher_logprobs``, ``span_mask``
+        (the tokens of actions) and ``anchor_ids`` stay None where no turn has them. What :meth:`remarks` finds is
+        warned of, once.
+
+        Args:
+            trajectories: records of :mod:`turncredit.rollout`, or anything with their attributes.
+            signals: fields to set otherwise, and further signals by name.
+
+        Raises:
+            ValueError: no trajectory, a failed one, turns without ids or log-probs, a log-prob above 0.
+        """
+        found = {**fields_of(trajectories), **{name: value for name, value in signals.items() if name in _FIELDS}}
+        extras = {name: value for name, value in signals.items() if name not in _FIELDS}
+        batch = cls(**{**found, "extras": {**found.get("extras", {}), **extras}})
+        for remark in batch.remarks():
+            warnings.warn(f"CreditInputs.from_trajectories: {remark}", stacklevel=2)
+        return batch
+
+    def remarks(self) -> list[str]:
+        """What may be meant but rarely is: groups of one only, rewards of turns that do not sum to the return."""
+        return doubts(self)
+
+    def __repr__(self) -> str:
+        return batch_line(self, OBLIGATORY)
+
+    def _repr_html_(self) -> str:
+        return batch_table(self, OBLIGATORY)
 
     def __getattr__(self, name: str) -> Any:
         """An extra by its name; None where the signal is defined and was not given."""
@@ -162,7 +197,7 @@ def _checked_extras(extras: Any) -> dict[str, Any]:
     return {name: value for name, value in extras.items() if value is not None}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Credit:
     """What a credit method returns.
 
@@ -178,3 +213,9 @@ class Credit:
     turn_weights: Tensor
     metrics: dict[str, float] = field(default_factory=dict)
     details: dict[str, Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return credit_line(self)
+
+    def _repr_html_(self) -> str:
+        return credit_table(self)

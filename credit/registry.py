@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ParamSpec
@@ -11,6 +12,7 @@ from typing import Any, ParamSpec
 import torch
 
 from .checks import check_credit, suggest
+from .display import loses_turn_rewards
 from .inputs import OBLIGATORY, Credit, CreditInputs
 from .signals import get_signal, list_signals
 
@@ -56,7 +58,14 @@ class CreditMethod:
                 f"{self.name}: the method must return a Credit, got {type(credit).__name__}; "
                 "return Credit(advantages=..., turn_weights=...)"
             )
-        return replace(credit, metrics=check_credit(self.name, credit, inputs))
+        metrics = check_credit(self.name, credit, inputs)
+        if loses_turn_rewards(inputs) and not bool(credit.advantages.any()):
+            warnings.warn(
+                f"{self.name}: rewards must tell trajectories of a group apart, got equal ones in every group, and "
+                "turn_rewards that differ, which this method ignores: its credit is 0; pass their sums as rewards",
+                stacklevel=2,
+            )
+        return replace(credit, metrics=metrics)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .checks import check_choice, check_rows, check_span, check_trajectories, check_turns, suggest
+from .checks import check_choice, check_logprobs, check_rows, check_span, check_trajectories, check_turns, suggest
 
 if TYPE_CHECKING:
     from .inputs import CreditInputs
@@ -130,6 +130,7 @@ register_signal(
     "student_logprobs",
     axes="MT",
     fix=_LOGPROBS.format("student's"),
+    check=check_logprobs,
     doc="log-probs of the sampled tokens under the student's context, nats",
 )
 register_signal(

@@ -1,4 +1,4 @@
-"""Rollouts: records of episodes, collection with a Hugging Face model, log-prob scoring."""
+"""Rollouts: records of episodes, collection with a Hugging Face model, log-prob scoring, traces from anywhere."""
 
 from .episodes import ContextOf, EpisodeStart
 from .io import load_trajectories, save_trajectories
@@ -11,18 +11,28 @@ __all__ = [
     "PreflightReport",
     "RolloutCollector",
     "SamplingConfig",
+    "Step",
     "StopReason",
     "SuiteReport",
+    "Trace",
     "Trajectory",
     "Turn",
     "check_suite",
     "context_text",
     "informed",
+    "list_trace_formats",
+    "load_traces",
     "load_trajectories",
     "preflight",
+    "register_trace_format",
     "render_prompt",
     "save_trajectories",
     "score_responses",
+    "score_traces",
+    "to_dataset",
+    "to_pandas",
+    "tokenize_traces",
+    "trajectories_from",
     "with_privileged_context",
 ]
 
@@ -31,13 +41,23 @@ _LAZY = {
     "PreflightReport": "_preflight",
     "RolloutCollector": "collector",
     "SamplingConfig": "sampling",
+    "Step": "traces",
     "SuiteReport": "suite_check",
+    "Trace": "traces",
     "check_suite": "suite_check",
     "context_text": "contexts",
     "informed": "contexts",
+    "list_trace_formats": "traces",
+    "load_traces": "traces",
     "preflight": "_preflight",
+    "register_trace_format": "traces",
     "render_prompt": "prompts",
     "score_responses": "scoring",
+    "score_traces": "traces.score",
+    "to_dataset": "traces.tables",
+    "to_pandas": "traces.tables",
+    "tokenize_traces": "traces.score",
+    "trajectories_from": "traces",
     "with_privileged_context": "prompts",
 }
 

@@ -80,6 +80,16 @@ class Chat:
     def _render(self, messages: Sequence[Message], generation: bool = True) -> str:
         return render_text(self._tokenizer, messages, self._kwargs, generation)
 
+    @property
+    def controls(self) -> ControlTokens:
+        """The template's control tokens."""
+        return self._template.controls
+
+    def ending(self, cut: bool = False) -> str:
+        """The text without a generation prompt; with `cut`, control tokens that messages spell are parted by `CUT`."""
+        messages = _texts(self._messages, self.controls.cut) if cut else self._messages
+        return self._render(messages, generation=False)
+
     def ids(self) -> tuple[int, ...]:
         """Token ids; text of a message never becomes a control token."""
         ids, controls = encode(self._tokenizer, self.text), self._template.controls

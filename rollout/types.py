@@ -43,6 +43,9 @@ class Turn:
         stop_reason: why generation stopped.
         thinking_tokens, action_tokens: half-open ``(start, end)`` ranges in ``response_ids``, or None.
         anchor: the string by which two visits count as the same state; "" means ``observation``.
+        message: of an imported turn, what the assistant said as a chat message, its tool calls included; such a turn
+            may come without any ids (`tokenized` is False) until `turncredit.rollout.score_traces` has made them.
+        teacher_logprobs: log-prob of each response id under a privileged context, nats, or None.
 
     Raises:
         ValueError: lengths differ, a response is empty, a log-prob or the reward is not finite.
@@ -63,6 +66,8 @@ class Turn:
     thinking_tokens: tuple[int, int] | None = None
     action_tokens: tuple[int, int] | None = None
     anchor: str = ""
+    message: Message | None = None
+    teacher_logprobs: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("prompt_ids", "response_ids", "logprobs", "messages", "admissible_actions"):
@@ -74,14 +79,16 @@ class Turn:
                 f"Turn: logprobs must have one value per response id, got {len(self.logprobs)} for "
                 f"{len(self.response_ids)} ids; pass the ids that were sampled, not text encoded again"
             )
-        if not self.response_ids:
+        untold = self.message is not None and not (self.prompt_ids or self.response_ids)
+        if not self.response_ids and not untold:
             raise ValueError("Turn: response_ids must not be empty; drop turns that sampled nothing")
-        if not self.prompt_ids:
+        if not self.prompt_ids and not untold:
             raise ValueError("Turn: prompt_ids must not be empty; a policy needs at least one prompt token")
         if not all(math.isfinite(x) for x in self.logprobs):
             raise ValueError("Turn: logprobs must be finite, got nan or inf; check the sampling policy's logits")
         if not math.isfinite(self.reward):
             raise ValueError(f"Turn: reward must be finite, got {self.reward}; a missing reward ends the rollout")
+        self._check_teacher()
         for name in ("thinking_tokens", "action_tokens"):
             span = getattr(self, name)
             if span is not None:
@@ -90,6 +97,22 @@ class Turn:
                     raise ValueError(
                         f"Turn: {name} must lie inside the response of {len(self.response_ids)} tokens, got {span}"
                     )
+
+    def _check_teacher(self) -> None:
+        given = self.teacher_logprobs
+        if given is None:
+            return
+        object.__setattr__(self, "teacher_logprobs", tuple(given))
+        if len(given) != len(self.response_ids) or not all(math.isfinite(x) for x in given):
+            raise ValueError(
+                f"Turn: teacher_logprobs must have one finite value per response id, got {len(given)} for "
+                f"{len(self.response_ids)} ids; score the same ids under the privileged context"
+            )
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether it has ids; an imported turn has none before it was scored."""
+        return bool(self.response_ids)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
 from helpers.credit_cases import hand_batch, random_batch
 
-from turncredit.credit import Credit, CreditInputs, get_credit, group_relative_advantages
+from turncredit.credit import Credit, CreditInputs, get_credit, group_relative_advantages, grpo
 from turncredit.credit.gigpo import similarity_anchors
 
 GOOD = hand_batch([[0.1, 0.2, 0.3], [0.4, 0.5]], [1.0, 0.0])
@@ -302,3 +303,54 @@ def test_bad_embeddings() -> None:
         similarity_anchors(inputs, torch.ones(2, 3))
     with pytest.raises(ValueError, match=re.escape("embeddings must be finite and not 0, got a vector of norm 0.0")):
         similarity_anchors(inputs, torch.zeros(inputs.num_rows, 3))
+
+
+def test_batch_and_credit_show_themselves_in_a_line_and_as_a_table() -> None:
+    inputs = random_batch(0)
+    credit = grpo(inputs)
+    line = repr(inputs)
+    assert len(line) < 300
+    assert f"{inputs.num_rows} turns of {inputs.num_trajectories} trajectories in 3 groups" in line
+    assert "teacher_logprobs, valid_actions, span_mask, anchor_ids)" in line
+    assert len(repr(credit)) < 400
+    assert f"advantages {float(credit.advantages.min()):.3g} .. {float(credit.advantages.max()):.3g}" in repr(credit)
+    table = inputs._repr_html_()
+    assert table.count("<tr>") == 1 + 7 + 4
+    low = float(inputs.student_logprobs[inputs.response_mask].min())
+    assert f"{low:.4g} .. " in table
+    assert "nan" not in table
+    shown = credit._repr_html_()
+    assert all(name in shown for name in ("advantages", "turn_weights", *credit.metrics))
+    named = replace(credit, metrics={"<b>": 1.0})
+    assert "<b>" not in named._repr_html_()
+
+
+def test_a_log_prob_above_0_is_refused_inside_the_mask_only() -> None:
+    inputs = random_batch(0)
+    row, token = inputs.response_mask.nonzero()[3].tolist()
+    wrong = inputs.student_logprobs.clone()
+    wrong[row, token] = 0.5
+    with pytest.raises(
+        ValueError, match=f"student_logprobs must be at most 0, got 0.5 at row {row}, token {token}; give"
+    ):
+        replace(inputs, student_logprobs=wrong)
+    outside = torch.where(inputs.response_mask, inputs.student_logprobs, 3.0)
+    assert replace(inputs, student_logprobs=outside).num_rows == inputs.num_rows
+    rounded = torch.where(inputs.response_mask, 1e-4, 0.0).double()
+    assert replace(inputs, student_logprobs=rounded).num_rows == inputs.num_rows
+
+
+def test_rewards_that_a_method_ignores_are_warned_of_where_nothing_else_is_to_be_learned() -> None:
+    inputs = random_batch(3, groups=1, rollouts=4)
+    count = inputs.num_trajectories
+    assert count > 1
+    sparse = (inputs.turn_ids == 0) & (inputs.trajectory_ids == 0)
+    silent = replace(inputs, rewards=torch.zeros(count), turn_rewards=sparse.float())
+    with pytest.warns(UserWarning, match="grpo: rewards must tell trajectories of a group apart"):
+        get_credit("grpo")(silent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        get_credit("gigpo")(silent)
+        get_credit("grpo")(replace(silent, rewards=torch.arange(count).float()))
+        get_credit("grpo")(replace(silent, turn_rewards=torch.zeros(len(sparse))))
+        get_credit("grpo")(replace(silent, turn_rewards=None))

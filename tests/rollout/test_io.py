@@ -1,9 +1,11 @@
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.trace_files import as_version_1
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,11 +92,69 @@ def test_a_foreign_file_is_refused(tmp_path, content):
 
 def test_a_newer_version_is_refused(tmp_path):
     path = save_trajectories([], tmp_path / "t.jsonl")
-    lines = path.read_text().splitlines()
-    lines[0] = json.dumps({**json.loads(lines[0]), "version": 99})
-    path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(ValueError, match="version 1 or less, got 99"):
+    path = save_trajectories([record(0)], path)
+    path.write_text(path.read_text().replace('"version":2', '"version":99'))
+    with pytest.raises(ValueError, match="version 2 or less, got 99"):
         load_trajectories(path)
+
+
+def test_files_of_version_1_are_still_read(tmp_path):
+    path = tmp_path / "old.jsonl"
+    text = as_version_1([record(0), record(1)])
+    path.write_text(text)
+    assert load_trajectories(path) == [record(0), record(1)]
+    path.write_text(text.replace("-0.1", "-0.2"))
+    with pytest.raises(ValueError, match="altered"):
+        load_trajectories(path)
+    path.write_text(text[: len(text) // 2])
+    with pytest.raises(
+        ValueError, match=r"must hold 2 trajectories and their end, got . lines; the file was truncated"
+    ):
+        load_trajectories(path)
+
+
+@pytest.mark.parametrize("change", ["swapped", "twice", "out of another file", "left out"])
+def test_lines_that_do_not_belong_are_noticed(tmp_path, change):
+    path = save_trajectories([record(i) for i in range(3)], tmp_path / "t.jsonl")
+    other = save_trajectories([record(i + 5) for i in range(3)], tmp_path / "o.jsonl").read_text().splitlines()
+    a, b, c = path.read_text().splitlines()
+    lines = {"swapped": [b, a, c], "twice": [a, a, c], "out of another file": [a, other[1], c], "left out": [a, c]}
+    path.write_text("\n".join(lines[change]) + "\n")
+    with pytest.raises(ValueError, match="altered"):
+        load_trajectories(path)
+
+
+def test_other_readers_find_the_episodes_and_nothing_else(tmp_path):
+    """A line is an episode: no header, no footer."""
+    datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
+    records = [replace(record(i), info={"score": i / 2}, reward=0.1 * i, success=float(i == 2)) for i in range(3)]
+    for name in ("t.jsonl", "t.jsonl.gz"):
+        path = save_trajectories(records, tmp_path / name)
+        frame = pandas.read_json(path, lines=True)
+        assert list(frame.columns) == ["turncredit", *vars(records[0])]
+        assert frame["task_id"].tolist() == [t.task_id for t in records]
+        assert frame["reward"].tolist() == [t.reward for t in records]
+        assert [turns[0]["response"] for turns in frame["turns"]] == [t.turns[0].response for t in records]
+        found = datasets.load_dataset("json", data_files=str(path), cache_dir=str(tmp_path / "cache"), split="train")
+        assert found["task_id"] == [t.task_id for t in records]
+        assert [turns[0]["logprobs"] for turns in found["turns"]] == [list(t.turns[0].logprobs) for t in records]
+
+
+def test_no_episode_is_a_file_of_no_episode(tmp_path):
+    path = save_trajectories([], tmp_path / "t.jsonl")
+    assert path.read_bytes() == b"\n"
+    assert load_trajectories(path) == []
+
+
+def test_fields_of_imported_and_scored_turns_are_written_where_there_are_any(tmp_path):
+    told = replace(record(0).turns[0], teacher_logprobs=(-0.5, -0.25), message={"role": "assistant", "content": "x"})
+    bare = Turn((), (), (), ({"role": "user", "content": "x"},), "hi", message={"role": "assistant", "content": "hi"})
+    records = [record(1), replace(record(0), turns=(told, bare))]
+    path = save_trajectories(records, tmp_path / "t.jsonl")
+    assert load_trajectories(path) == records
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert {"message", "teacher_logprobs"}.isdisjoint(first["turns"][0])
+    assert set(second["turns"][0]) - set(first["turns"][0]) == {"message", "teacher_logprobs"}
 
 
 def test_a_failed_write_leaves_the_earlier_file(tmp_path, monkeypatch):

@@ -71,3 +71,27 @@ def test_a_bad_trajectory_names_the_field(changes, message):
 def test_a_failed_trajectory_may_be_empty():
     record = trajectory(turns=(), failure="worker_died", reward=0.0, success=0.0, stop_reason="env_failure")
     assert record.num_tokens == 0
+
+
+SAYS = {"role": "assistant", "content": "hi"}
+
+
+def test_an_imported_turn_may_have_no_ids_and_no_other_may():
+    bare = turn(prompt_ids=(), response_ids=(), logprobs=(), message=SAYS)
+    assert not bare.tokenized
+    assert turn(message=SAYS).tokenized
+    for changes, missing in [
+        ({"prompt_ids": ()}, "prompt_ids"),
+        ({"response_ids": (), "logprobs": ()}, "response_ids"),
+    ]:
+        with pytest.raises(ValueError, match=f"{missing} must not be empty"):
+            turn(message=SAYS, **changes)
+    with pytest.raises(ValueError, match="response_ids must not be empty"):
+        turn(prompt_ids=(), response_ids=(), logprobs=())
+
+
+def test_the_teachers_log_probs_are_those_of_the_same_ids():
+    assert turn(teacher_logprobs=[-1.0, -2.0]).teacher_logprobs == (-1.0, -2.0)
+    for wrong in ((-1.0,), (-1.0, math.inf)):
+        with pytest.raises(ValueError, match="teacher_logprobs must have one finite value per response id"):
+            turn(teacher_logprobs=wrong)
