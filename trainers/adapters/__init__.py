@@ -1,6 +1,6 @@
 """Turn-level credit in other people's trainers: TRL's GRPOTrainer, verl's batches; docs/trainers.md.
 
-Nothing here imports TRL or verl: the mixin goes in front of the class that you import, and a batch is what you hand over.
+Nothing here imports TRL or verl: the mixin stands before the class that you import, the batch is the one you hand over.
 """
 
 from .plan import RolloutBatch, TurnCredit

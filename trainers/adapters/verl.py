@@ -59,13 +59,12 @@ def verl_credit(
     check_sources(_WHERE, method, set(names))
     try_options(method, 4)
     sampled = _mask(data, mask)
-    logprobs = _get(data, "old_log_probs")
     advantages, _ = sequence_credit(
         method,
         sampled,
         _returns(data),
         _groups(_get(data, "uid"), sampled.device),
-        logprobs,
+        _get(data, "old_log_probs"),
         step=step,
         successes=_successes(data, successes),
         **{name: torch.as_tensor(_get(data, key), device=sampled.device) for name, key in names.items()},
@@ -95,17 +94,18 @@ def _get(data: Any, name: str) -> Any:
         KeyError: there is none of that name.
     """
     for place in _places(data):
-        if name in place.keys():
+        if name in list(place.keys()):
             return place[name]
-    known = [key for place in _places(data) for key in place.keys()]
+    known = _names(data)
     raise KeyError(
         f"{_WHERE}: data must hold {name!r}, got {', '.join(sorted(known))}; "
         + suggest(name, known, "compute it before the advantages")
     )
 
 
-def _has(data: Any, name: str) -> bool:
-    return any(name in place.keys() for place in _places(data))
+def _names(data: Any) -> list[str]:
+    """Everything that the batch holds; a TensorDict knows ``in`` of its keys alone."""
+    return [name for place in _places(data) for name in list(place.keys())]
 
 
 def _mask(data: Any, name: str) -> Tensor:
@@ -118,12 +118,19 @@ def _mask(data: Any, name: str) -> Tensor:
     found = _get(data, name)[:, -width:]
     if not bool(((found == 0) | (found == 1)).all()):
         raise ValueError(f"{_WHERE}: {name} must hold 0 and 1, got other values; pass the mask of sampled tokens")
-    return found.bool()
+    sampled = found.bool()
+    if name == "response_mask" and "loss_mask" in _names(data):
+        if not torch.equal(_get(data, "loss_mask")[:, -width:].bool(), sampled):
+            raise ValueError(
+                f"{_WHERE}: mask must be named where loss_mask and response_mask differ, got both; pass the one that "
+                'is 0 on what the environment said, probably mask="loss_mask"'
+            )
+    return sampled
 
 
 def _returns(data: Any) -> Tensor:
     """``[B]`` return of each row: its token-level rewards, or scores where no penalty was taken off."""
-    name = next((name for name in REWARDS if _has(data, name)), REWARDS[0])
+    name = next((name for name in REWARDS if name in _names(data)), REWARDS[0])
     rewards = _get(data, name)
     if not bool(rewards.isfinite().all()):
         raise ValueError(f"{_WHERE}: {name} must be finite, got {rewards[~rewards.isfinite()][0]:g}; leave the row out")
