@@ -6,6 +6,7 @@ Axes: B sequences of S positions, of which a run of sampled ones is a turn; M tu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,8 +148,8 @@ def sequence_inputs(
             f"sequence_inputs: response_mask must have a sampled token in every row, got none in row "
             f"{int(empty.nonzero()[0, 0])}; leave the row out, its reward cannot be credited"
         )
-    rows = {name: _by_turn(get_signal(name), value, turns) for name, value in signals.items()}
-    named = {name: rows.pop(name) for name in list(rows) if name in CreditInputs.__dataclass_fields__}
+    extras: dict[str, Any] = {name: _by_turn(get_signal(name), value, turns) for name, value in signals.items()}
+    named = {name: extras.pop(name) for name in list(extras) if name in CreditInputs.__dataclass_fields__}
     inputs = CreditInputs(
         response_mask=turns.response_mask,
         trajectory_ids=turns.sequence_ids,
@@ -157,7 +158,7 @@ def sequence_inputs(
         rewards=rewards,
         successes=binary_successes(rewards) if successes is None else successes,
         student_logprobs=turns.tokens(student_logprobs),
-        extras=rows,
+        extras=extras,
         **named,
     )
     return inputs, turns

@@ -69,7 +69,7 @@ def verl_credit(
         successes=_successes(data, successes),
         **{name: torch.as_tensor(_get(data, key), device=sampled.device) for name, key in names.items()},
     )
-    target = data if isinstance(data, Mapping) else data.batch
+    target: Any = data if isinstance(data, Mapping) else data.batch
     target["advantages"] = advantages.float()
     target["returns"] = advantages.float().clone()
     return data
@@ -119,12 +119,12 @@ def _mask(data: Any, name: str) -> Tensor:
     if not bool(((found == 0) | (found == 1)).all()):
         raise ValueError(f"{_WHERE}: {name} must hold 0 and 1, got other values; pass the mask of sampled tokens")
     sampled = found.bool()
-    if name == "response_mask" and "loss_mask" in _names(data):
-        if not torch.equal(_get(data, "loss_mask")[:, -width:].bool(), sampled):
-            raise ValueError(
-                f"{_WHERE}: mask must be named where loss_mask and response_mask differ, got both; pass the one that "
-                'is 0 on what the environment said, probably mask="loss_mask"'
-            )
+    other = _get(data, "loss_mask")[:, -width:].bool() if "loss_mask" in _names(data) else sampled
+    if name == "response_mask" and not torch.equal(other, sampled):
+        raise ValueError(
+            f"{_WHERE}: mask must be named where loss_mask and response_mask differ, got both; pass the one that is 0 "
+            'on what the environment said, probably mask="loss_mask"'
+        )
     return sampled
 
 
