@@ -125,9 +125,10 @@ def make_trainer(folder: Path, plan: Any, *, kind: type | None = None, options: 
     tokenizer.response_template, tokenizer.chat_template = EVERYTHING_IS_A_CALL, TEMPLATE
     torch.manual_seed(0)
     given: dict[str, Any] = {"environment_factory": Doors, "train_dataset": rows(), **arguments}
+    score = given.pop("reward", reward)
     return (kind or recording_trainer())(
         tiny_model(),
-        reward,
+        score,
         settings(folder, **(options or {})),
         processing_class=tokenizer,
         turn_credit=plan,
