@@ -65,11 +65,10 @@ def rows() -> Dataset:
     )
 
 
-def settings(folder: Path, **options: Any) -> Any:
-    """Of a run of two optimiser steps over eight completions each."""
-    from trl import GRPOConfig
-
+def settings_of(folder: Path, **options: Any) -> dict[str, Any]:
+    """TRL's options of a run of two optimiser steps over eight completions each."""
     common: dict[str, Any] = {
+        "output_dir": str(folder),
         "max_steps": 2,
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 1,
@@ -89,7 +88,14 @@ def settings(folder: Path, **options: Any) -> Any:
         "save_strategy": "no",
         "seed": 0,
     }
-    return GRPOConfig(str(folder), **{**common, **options})
+    return {**common, **options}
+
+
+def playing_tokenizer() -> Any:
+    """The tiny tokenizer, for whose template every text of the policy is a call."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.response_template, tokenizer.chat_template = EVERYTHING_IS_A_CALL, TEMPLATE
+    return tokenizer
 
 
 def recording_trainer() -> type:
@@ -121,16 +127,16 @@ def recording_trainer() -> type:
 
 def make_trainer(folder: Path, plan: Any, *, kind: type | None = None, options: Any = None, **arguments: Any) -> Any:
     """A trainer of the tiny model on the game."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.response_template, tokenizer.chat_template = EVERYTHING_IS_A_CALL, TEMPLATE
+    from trl import GRPOConfig
+
     torch.manual_seed(0)
     given: dict[str, Any] = {"environment_factory": Doors, "train_dataset": rows(), **arguments}
     score = given.pop("reward", reward)
     return (kind or recording_trainer())(
         tiny_model(),
         score,
-        settings(folder, **(options or {})),
-        processing_class=tokenizer,
+        GRPOConfig(**settings_of(folder, **(options or {}))),
+        processing_class=playing_tokenizer(),
         turn_credit=plan,
         **given,
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,13 @@ if importlib.util.find_spec("trl") is None:
 if installed_version() != VERSION:
     pytest.skip(f"TRL must be {VERSION}, {installed_version()} is installed", allow_module_level=True)
 
-from helpers.trl_runs import Doors, make_trainer, recording_trainer, reward, rows
+from helpers.trl_runs import Doors, make_trainer, playing_tokenizer, recording_trainer, reward, rows, settings_of
 
 Batch = dict[str, Tensor]
 SCRIPT = Path(__file__).parents[1] / "helpers" / "run_trl.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_agent_credit.py"
+PAGE = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"(<!-- trl -->\n)?```python\n(.*?)```", PAGE, re.S)
 
 
 def scores(model: Any, prompt: list[int], completion: list[int]) -> Tensor:
@@ -332,6 +338,55 @@ def test_a_class_of_another_order_takes_no_turn_credit(tmp_path: Any) -> None:
     with pytest.raises(TypeError, match="turn_credit"):
         make_trainer(tmp_path, TurnCredit("grpo"), kind=Wrong)
     assert recording_trainer().__mro__[1] is TurnCreditMixin
+
+
+def test_a_rollout_function_says_which_tokens_are_the_policy_s(tmp_path: Any) -> None:
+    """Two turns around a token of the environment; the teacher is a function of the batch."""
+
+    def play(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        said = [[4 + index % 3, 9, 5, 1] for index in range(len(prompts))]
+        lists = {"prompt_ids": [[3, 9]] * len(prompts), "completion_ids": said, "logprobs": None}
+        return {**lists, "env_mask": [[1, 0, 1, 1]] * len(prompts)}
+
+    def teacher(batch: RolloutBatch) -> Tensor:
+        assert batch.environments is None
+        return batch.student_logprobs + torch.tensor([0.5, 9.0, -0.25, -0.25])
+
+    def odd(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [float(index % 2) for index in range(len(completion_ids))]
+
+    plan = TurnCredit("agent_opsd", {"lam": 1.0}, signals={"teacher_logprobs": teacher})
+    options = {"max_steps": 1, "max_tool_calling_iterations": None}
+    trainer = make_trainer(tmp_path, plan, environment_factory=None, reward=odd, options=options, rollout_func=play)
+    trainer.train()
+    got = trainer.batches[0]["advantages"]
+    student = torch.zeros(8, 4)
+    gaps = torch.tensor([0.5, 9.0, -0.25, -0.25]).expand(8, 4)
+    mask = torch.tensor([1, 0, 1, 1]).bool().expand(8, 4)
+    rewards = torch.arange(8.0) % 2
+    method = get_credit("agent_opsd", lam=1.0)
+    expected, _ = sequence_credit(method, mask, rewards, torch.arange(8) // 4, student, teacher_logprobs=gaps)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_page_s_trainer_trains(tmp_path: Any) -> None:
+    (block,) = [code for mark, code in BLOCKS if mark]
+    names: dict[str, Any] = {"__name__": "trainers_page"}
+    exec(compile(block, "trainers.md", "exec"), names)
+    options = settings_of(tmp_path, max_steps=1)
+    trainer = names["make"](tiny_model(), playing_tokenizer(), rows(), reward, Doors, options)
+    trainer.train()
+    assert trainer.state.log_history[0]["credit/turns"] == 3
+
+
+@pytest.mark.slow
+def test_the_example_trains(tmp_path: Any) -> None:
+    command = [sys.executable, str(EXAMPLE), "--updates", "2", "--imitation", "5", "--output-dir", str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert said.returncode == 0, said.stderr[-3000:]
+    assert re.search(
+        r"^agent_opsd: opened \d\.\d\d over the first 1 updates, \d\.\d\d over the last 1$", said.stdout, re.M
+    )
 
 
 @pytest.mark.slow
