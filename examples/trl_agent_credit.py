@@ -22,8 +22,8 @@ from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
 from turncredit.trainers.adapters import TurnCredit, TurnCreditMixin
 
-SAFES, DIGITS, PLACES = "abcdef", "012", ("first", "second", "third")
-WORDS = ["<pad>", "<unk>", "<end>", "<user>", "<assistant>", "<tool>", "safe", "code", *PLACES, *SAFES, *DIGITS]
+DIGITS, PLACES = "0123", ("first", "second", "third")
+WORDS = ["<pad>", "<unk>", "<end>", "<user>", "<assistant>", "<tool>", "safe", "code", *PLACES, *DIGITS]
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}> {{ message.content }}"
     "{% for call in message.tool_calls or [] %} {{ call.function.name }} {{ call.function.arguments }}{% endfor %}"
@@ -86,7 +86,7 @@ def policy() -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
 
 
 def learn_to_copy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
-    """Imitation of made-up codes, told in half of the dialogues: what a teacher needs, and nothing about the safes."""
+    """Imitation of made-up codes, told in half of the dialogues: what a teacher needs, and nothing about the safe."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     says, end = WORDS.index("<assistant>"), WORDS.index("<end>")
     for _ in range(steps):
@@ -94,7 +94,7 @@ def learn_to_copy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, s
         for row in range(64):
             code = random.choices(DIGITS, k=3)
             told = f"code {' '.join(code)}\n\n" if row % 2 else ""
-            messages = [{"role": "user", "content": f"{told}safe {random.choice(SAFES)} {PLACES[0]}"}]
+            messages = [{"role": "user", "content": f"{told}safe {PLACES[0]}"}]
             for place, digit in enumerate(code):
                 messages.append({"role": "assistant", "content": digit})
                 messages += [{"role": "tool", "content": word} for word in PLACES[place + 1 : place + 2]]
@@ -123,16 +123,13 @@ def main() -> None:
     torch.manual_seed(args.seed)
     model, tokenizer = policy()
     learn_to_copy(model, tokenizer, args.imitation)
-    codes = {safe: " ".join(random.choices(DIGITS, k=3)) for safe in SAFES}
-    rows = [
-        {"prompt": [{"role": "user", "content": f"safe {safe} {PLACES[0]}"}], "code": code, "hint": f"code {code}"}
-        for safe, code in codes.items()
-    ]
+    code = " ".join(random.choices(DIGITS, k=len(PLACES)))
+    row = {"prompt": [{"role": "user", "content": f"safe {PLACES[0]}"}], "code": code, "hint": f"code {code}"}
     config = GRPOConfig(
         args.output_dir,
         max_steps=args.updates,
         per_device_train_batch_size=96,
-        num_generations=16,
+        num_generations=32,
         max_completion_length=40,
         max_tool_calling_iterations=len(PLACES) - 1,
         generation_kwargs={"max_new_tokens": 2},
@@ -156,7 +153,7 @@ def main() -> None:
         model,
         opened,
         config,
-        Dataset.from_list(rows),
+        Dataset.from_list([row] * 3),
         processing_class=tokenizer,
         environment_factory=Safe,
         turn_credit=plan,
