@@ -12,7 +12,7 @@ EXTRAS = {
     "viz": ["matplotlib>=3.7"],
     "lora": ["peft>=0.17"],
     "pandas": ["pandas>=2.0"],
-    "trl": ["trl==1.16.0; python_version >= '3.11'"],  # for trainers/adapters/trl.py, which takes no other; nothing imports it
+    "trl": ["trl==1.16.0; python_version >= '3.11'"],  # trainers/adapters/trl.py takes no other
 }
 EXTRAS["dev"] = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "nbclient", "ipykernel"]
 EXTRAS["dev"] += ["ruff>=0.6", "pyright>=1.1.390", "build"]

@@ -4,6 +4,11 @@
     python examples/warm_start.py webshop --output examples/assets/webshop_tiny
     python examples/warm_start.py search_qa --output examples/assets/search_qa_tiny
 
+With --diligent, alfworld only, the player has no bad habits and there are more demonstrations: a stronger teacher with
+the embedded policy's tokenizer (docs/lens_opd.md).
+
+    python examples/warm_start.py alfworld --diligent
+
 A scripted player with bad habits (`turncredit.envs.<name>.player`) plays the real environment with and without
 privileged context, a small Llama is trained to imitate it, and what came out is measured on tasks that it has not seen.
 The result is an ordinary Hugging Face folder with the figures in figures.txt. Nothing is downloaded.
@@ -79,14 +84,17 @@ def taught(
 
 
 def alfworld(args: argparse.Namespace, scratch: Path) -> Course:
-    """1,000 generated houses; measured on others, as many as --eval-tasks."""
-    generate_games(scratch, args.tasks or 1000, seed=args.seed, split="demonstrations", verify=False)
+    """1,000 generated houses, 2,500 with --diligent; measured on others, as many as --eval-tasks."""
+    games, most, player = 1000, 40000, alfworld_player.respond
+    if args.diligent:
+        games, most, player = 2500, 90000, partial(alfworld_player.respond, habits=alfworld_player.DILIGENT)
+    generate_games(scratch, args.tasks or games, seed=args.seed, split="demonstrations", verify=False)
     make = partial(alfworld_compact.compact_suite, scratch, ["demonstrations"])
     seed = f"{args.seed}/{{task}}/{{episode}}/{{plain}}"
-    lesson = Lesson(make, alfworld_player.respond, 18, seed, args.episodes)
+    lesson = Lesson(make, player, 18, seed, args.episodes)
     tokenizer = build_tokenizer(**alfworld_compact.compact_vocabulary())
-    tasks, most = make().tasks("demonstrations"), args.rows or 40000
-    rows = taught(tokenizer, [(lesson, tasks)], most, alfworld_compact.MAX_TURNS, args.workers)
+    tasks = make().tasks("demonstrations")
+    rows = taught(tokenizer, [(lesson, tasks)], args.rows or most, alfworld_compact.MAX_TURNS, args.workers)
     if args.eval_tasks:
         generate_games(scratch, args.eval_tasks, seed=args.seed + 1, split="valid", num_workers=args.workers)
     panel = alfworld_compact.compact_suite(scratch, ["valid"])
@@ -158,18 +166,21 @@ def measure(model: Any, course: Course, args: argparse.Namespace) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environment", choices=tuple(COURSES))
-    parser.add_argument("--output", help="folder to write the policy to; outputs/ENVIRONMENT_tiny by default")
+    parser.add_argument("--output", help="folder of the policy; by default outputs/ENVIRONMENT_tiny, or .._diligent")
     parser.add_argument("--tasks", type=int, help="games, goals or worlds (of a round) to demonstrate")
     parser.add_argument("--episodes", type=int, default=2, help="of a game or goal, without and as many with context")
     parser.add_argument("--rows", type=int, help="turns to train on, at most; one pass")
     parser.add_argument("--copying-rows", type=int, default=12800, help="webshop: lists of names to repeat first")
     parser.add_argument("--eval-tasks", type=int, help="unseen tasks to measure on; 0 leaves it out")
+    parser.add_argument("--diligent", action="store_true", help="alfworld: imitate a player that wastes no turn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2, help="alfworld: processes that play")
     args = parser.parse_args()
+    if args.diligent and args.environment != "alfworld":
+        parser.error(f"--diligent: environment must be alfworld, got {args.environment}; leave one of them out")
     make_course, panel = COURSES[args.environment]
     args.eval_tasks = panel if args.eval_tasks is None else args.eval_tasks
-    output = Path(args.output or f"outputs/{args.environment}_tiny")
+    output = Path(args.output or f"outputs/{args.environment}_{'diligent' if args.diligent else 'tiny'}")
     with tempfile.TemporaryDirectory() as scratch:
         course = make_course(args, Path(scratch))
         model = build_model(course.tokenizer, seed=args.seed, **course.model)

@@ -61,6 +61,19 @@ class AlfWorldHabits(Habits):
     disbelieve: float = 0.08
 
 
+DILIGENT = AlfWorldHabits(
+    hurry=0.0,
+    look_first=0.0,
+    examine_place=0.0,
+    examine_inside=0.0,
+    check_hands=0.0,
+    idle=0.0,
+    wander=0.0,
+    disbelieve=0.0,
+)
+"""The habits of a player that wastes no turn: what a stronger teacher imitates."""
+
+
 def read_goal(task: str) -> Goal:
     """Take a task's sentence apart.
 
@@ -84,11 +97,17 @@ def read_hint(hint: str) -> dict[str, str]:
     return dict(_HINTED_THING.findall(text)) | {lamp: place for place, lamp in _HINTED_LAMP.findall(text)}
 
 
-def respond(history: Sequence[HistoryEntry], observation: Observation, context: str | None, rng: random.Random) -> str:
-    """The player's response with its usual habits. Args: history, oldest first; context: the hint, or None."""
+def respond(
+    history: Sequence[HistoryEntry],
+    observation: Observation,
+    context: str | None,
+    rng: random.Random,
+    habits: AlfWorldHabits | None = None,
+) -> str:
+    """The player's response. Args: history, oldest first; context: the hint, or None; habits: None for the usual."""
     seen = [*(entry.observation for entry in history), observation.text]
     actions = [entry.action for entry in history]
-    return next_move(keep_notes(seen[0], seen[1:]), actions, context, rng, AlfWorldHabits()).response
+    return next_move(keep_notes(seen[0], seen[1:]), actions, context, rng, habits or AlfWorldHabits()).response
 
 
 def next_move(
