@@ -52,7 +52,7 @@ def test_nothing_changes_the_path_of_imports():
 
 def test_examples_stay_examples():
     lines = sum(len(path.read_text().splitlines()) for path in checked_in("examples/*.py", "examples/*.md"))
-    assert lines < 2250  # of which 1,250 are the five comparisons and the Monte-Carlo ceiling
+    assert lines < 2450  # of which 1,250 are the five comparisons and the Monte-Carlo ceiling, 170 the script for TRL
 
 
 def test_prompts_and_players_of_the_embedded_policies_need_neither_torch_nor_an_engine():

@@ -45,7 +45,7 @@ def play(model, tasks, seed: int, temperature: float = 0.7, noise: float = 0.9) 
                 prompt = render_prompt(TOKENIZER, messages)
                 response = tuple(rng.randrange(2, len(WORDS)) for _ in range(rng.randint(1, 5)))
                 own, _ = score(model, prompt, response, temperature)
-                old = tuple(float(value) + rng.gauss(0, noise) for value in own)
+                old = tuple(min(float(value) + rng.gauss(0, noise), 0.0) for value in own)
                 valid = group != 1 or (rollout, k) != (2, 0)
                 spans = {"action_tokens": (len(response) - 1, len(response)), "thinking_tokens": (0, 1)}
                 thinking = f"{rng.uniform(0, 1.2):.3f}"  # an angle, see `Angles`
