@@ -138,6 +138,7 @@ class GRPOConfig:
     Args:
         output_dir: folder of metrics, completions, trajectories and checkpoints.
         max_steps: updates (rollout phases) in the whole run.
+        max_environment_steps: the run also ends behind the update by which so many turns were played, over all processes.
         num_tasks: tasks per update, over all processes.
         num_generations: rollouts per task (G).
         credit: name of the method (`turncredit.trainers.list_methods`).
@@ -174,6 +175,7 @@ class GRPOConfig:
 
     output_dir: str = option("outputs/run", text())
     max_steps: int = option(150, count(0))
+    max_environment_steps: int | None = option(None, count(1, none="for no such limit"))
     num_tasks: int = option(16, count(1))
     num_generations: int = option(8, count(2, fix="a group of one has no baseline and its advantage is 0"))
     credit: str = option("grpo", text())

@@ -21,6 +21,8 @@ from ..envs import Task, TaskSuite
 from ..rollout._preflight import PreflightReport
 from ..rollout.types import Trajectory
 from .batch import make_batch, usable
+from .budget import count_steps, is_over
+from .budget import count_steps, is_over
 from .callbacks import GRPOCallback, check_callbacks
 from .checkpoint import Ahead, Stateful
 from .config import GRPOConfig
@@ -130,7 +132,7 @@ class GRPOTrainer:
         self.accelerator = accelerator or Accelerator()
         check_processes(config, self.accelerator)
         self.folder = Path(config.output_dir)
-        self.step = 0
+        self.step = self.environment_steps = 0
         self.update_metrics: dict[str, float] | None = {}
         self.evaluation: dict[str, float] | None = None
         self.evaluation_due = True
@@ -241,9 +243,9 @@ class GRPOTrainer:
         self.run.start()
         if not is_finished(self, log):
             finish_update(self, log)
-        while self.step < config.max_steps:
+        while not is_over(self):
             self.train_step()
-            last = self.step == config.max_steps
+            last = is_over(self)
             if last or (config.save_steps and self.step % config.save_steps == 0):
                 save_or_go_on(self, last)
             finish_update(self, log)
@@ -280,7 +282,7 @@ class GRPOTrainer:
             if self.accelerator.is_main_process:
                 write_completions(self.folder, trajectories[: self.config.log_completions], self.step)
         summaries = gather_summaries(self.accelerator, trajectories)
-        metrics |= rollout_metrics(summaries)
+        metrics |= rollout_metrics(summaries) | count_steps(self)
         check_usable(self, summaries)
         metrics |= {f"time/{name}_seconds": value for name, value in times.items()}
         metrics["time/total_seconds"] = clock.total()

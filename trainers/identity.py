@@ -31,6 +31,7 @@ FREE_OPTIONS = frozenset(
     {
         "output_dir",
         "max_steps",
+        "max_environment_steps",
         "num_envs",
         "num_workers",
         "env_timeout",

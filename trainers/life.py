@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
 
+from .budget import is_over
 from .distributed import agree_max
 from .guard import Terminated
 from .loggers import MetricsLogger
@@ -50,7 +51,7 @@ def evaluation_due(trainer: GRPOTrainer) -> bool:
     """Whether the panel is played after the update just made."""
     config, step = trainer.config, trainer.step
     every = bool(config.eval_steps) and step % config.eval_steps == 0
-    return step in (0, config.max_steps) or every
+    return step == 0 or is_over(trainer) or every
 
 
 def is_finished(trainer: GRPOTrainer, log: MetricsLogger | None) -> bool:

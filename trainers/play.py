@@ -66,6 +66,7 @@ def play_tasks(trainer: GRPOTrainer, tasks: Sequence[Task]) -> list[Trajectory]:
             context=trainer.method.student_context,
             progress=bar,
         )
+    trainer.run.environment_steps += sum(len(one.turns) for one in trajectories)
     # group ids count over the whole update: task j of this process is task rank + j * world of all
     return [replace(t, group_id=rank + t.group_id * world) for t in trajectories]
 

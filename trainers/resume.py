@@ -155,6 +155,7 @@ def _beside_parameters(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
 def _state(trainer: GRPOTrainer) -> dict[str, Any]:
     return {
         "step": trainer.step,
+        "environment_steps": trainer.environment_steps,
         "skipped_steps": trainer.skipped_steps,
         "empty_updates": trainer.empty_updates,
         "best": trainer.best,
@@ -256,6 +257,7 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     if state["num_processes"] == accelerator.num_processes:
         load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[accelerator.process_index])
     trainer.step, trainer.best = state["step"], state["best"]
+    trainer.environment_steps = state.get("environment_steps", 0)
     trainer.skipped_steps, trainer.empty_updates = state["skipped_steps"], state["empty_updates"]
     config = state["config"]
     asked = state.get("micro_batch_asked") or [config["micro_batch_tokens"], config.get("per_device_train_batch_size")]

@@ -1,6 +1,6 @@
 """Training methods: what each name trains, who makes the signals it reads, and its only door to the model."""
 
-from . import align_opsd, anchors, branches, distill, learned, lens_opd, library, reward_model
+from . import align_opsd, anchors, branches, distill, futurebridge, learned, lens_opd, library, reward_model
 from .contexts import register_context
 from .method import Method, Teacher
 from .providers import list_providers, provides
@@ -15,6 +15,7 @@ __all__ = [
     "anchors",
     "branches",
     "distill",
+    "futurebridge",
     "get_method",
     "goes_with",
     "learned",

@@ -113,7 +113,7 @@ def tcod_b2f(
     _check_counts("tcod_b2f", k_start=k_start, eta=eta, attempts=attempts)
     term = distillation("tcod_b2f", coef, estimator)
     rollouts = functools.partial(last_turns, k_start=k_start, eta=eta, attempts=attempts)
-    return Method(None, (term,), policy_weight=0.0, rollouts=rollouts, start=_teacher_plays)
+    return Method(None, (term,), policy_weight=0.0, rollouts=rollouts, start=teacher_plays)
 
 
 def _check_counts(owner: str, **counts: int) -> None:
@@ -122,7 +122,7 @@ def _check_counts(owner: str, **counts: int) -> None:
             raise ValueError(f"{owner}: {name} must be a whole number of at least 1, got {value!r}; write 1 or more")
 
 
-def _teacher_plays(run: Run) -> None:
+def teacher_plays(run: Run) -> None:
     """Raise unless the teacher can sample, and what it reads is known before an episode."""
     run.teacher.check_sampling()
     context = None if run.method.teacher is None else run.method.teacher.context
@@ -159,7 +159,7 @@ def last_turns(tasks: Sequence[Task], run: Run, *, k_start: int, eta: int, attem
 def teacher_successes(tasks: Sequence[Task], run: Run, attempts: int) -> list[Trajectory | None]:
     """The teacher's first success at each task, None without one; every process plays as many rounds."""
     name = None if run.method.teacher is None else run.method.teacher.context
-    assert name is None or isinstance(name, str)  # see `_teacher_plays`
+    assert name is None or isinstance(name, str)  # see `teacher_plays`
     texts = [None if name is None else context_text(run.suite, task, name) for task in tasks]
     found: list[Trajectory | None] = [None] * len(tasks)
     for number in range(attempts):

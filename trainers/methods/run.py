@@ -73,6 +73,7 @@ class Run:
     generation: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     encoder: Encoder | None = None
     step: int = field(default=0, init=False)
+    environment_steps: int = field(default=0, init=False)
     batch: TurnBatch = field(default_factory=lambda: make_batch([]), init=False)
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     early: dict[str, float] = field(default_factory=dict, init=False)
@@ -225,7 +226,9 @@ class Run:
         with self._generating("rollout", weights) as collector:
             if not starts and collector.agree is None:
                 return []
-            return collector.collect_starts(starts, seed=self.seed, step=self.step)
+            played = collector.collect_starts(starts, seed=self.seed, step=self.step)
+        self.environment_steps += sum(len(one.turns) - one.replayed for one in played)
+        return played
 
     @contextlib.contextmanager
     def _generating(self, caller: str, weights: str) -> Iterator[RolloutCollector]:
