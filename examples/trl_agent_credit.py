@@ -18,7 +18,7 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, Qwen2ForCausalLM
-from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]
 
 from turncredit.trainers.adapters import TurnCredit, TurnCreditMixin
 
@@ -80,7 +80,12 @@ def policy() -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     special = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<end>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, padding_side="left", **special)
     tokenizer.chat_template, tokenizer.response_template = TEMPLATE, CALLS
-    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = Qwen2Config(vocab_size=len(WORDS), num_key_value_heads=4, pad_token_id=0, eos_token_id=2, **sizes)
     return Qwen2ForCausalLM(config), tokenizer
 
@@ -99,7 +104,7 @@ def learn_to_copy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, s
                 messages.append({"role": "assistant", "content": digit})
                 messages += [{"role": "tool", "content": word} for word in PLACES[place + 1 : place + 2]]
             dialogues.append(messages)
-        batch = tokenizer.apply_chat_template(dialogues, padding=True, return_tensors="pt", return_dict=True)
+        batch: Any = tokenizer.apply_chat_template(dialogues, padding=True, return_tensors="pt", return_dict=True)
         ids = batch["input_ids"]
         speaks = torch.zeros_like(ids, dtype=torch.bool)
         speaks[:, 1:] |= ids[:, :-1] == says
