@@ -8,6 +8,8 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 LINKS = ".typing"  # what an editable install puts on the path of imports, and type checkers on theirs
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / LINKS / "turncredit" / "__init__.py").read_text(), re.M)
+if not (HERE / LINKS / "turncredit" / "credit" / "__init__.py").is_file():
+    raise SystemExit(f"setup: {LINKS} must hold links to the four folders, got none; clone with core.symlinks=true")
 EXTRAS = {
     "alfworld": ["alfworld==0.4.2", "textworld==1.7.0"],
     "webshop": ["bm25s>=0.2", "PyStemmer>=2.2"],
@@ -18,7 +20,7 @@ EXTRAS = {
     "trl": ["trl==1.16.0; python_version >= '3.11'"],  # trainers/adapters/trl.py takes no other
 }
 EXTRAS["dev"] = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "nbclient", "ipykernel"]
-EXTRAS["dev"] += ["ruff>=0.6", "pyright>=1.1.390", "build"]
+EXTRAS["dev"] += ["ruff>=0.6", "pyright>=1.1.390", "build", "setuptools>=77"]
 PLAIN = ("alfworld", "webshop", "search", "viz", "lora", "pandas")
 EXTRAS["all"] = sorted({requirement for extra in PLAIN for requirement in EXTRAS[extra]})
 
