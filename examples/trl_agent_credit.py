@@ -80,12 +80,7 @@ def policy() -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     special = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<end>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, padding_side="left", **special)
     tokenizer.chat_template, tokenizer.response_template = TEMPLATE, CALLS
-    sizes: dict[str, Any] = {
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
+    sizes: Any = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = Qwen2Config(vocab_size=len(WORDS), num_key_value_heads=4, pad_token_id=0, eos_token_id=2, **sizes)
     return Qwen2ForCausalLM(config), tokenizer
 
