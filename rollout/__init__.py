@@ -1,8 +1,22 @@
 """Rollouts: records of episodes, collection with a Hugging Face model, log-prob scoring, traces from anywhere."""
 
+from typing import TYPE_CHECKING, Any
+
 from .episodes import ContextOf, EpisodeStart
 from .io import load_trajectories, save_trajectories
 from .types import StopReason, Trajectory, Turn
+
+if TYPE_CHECKING:  # what _LAZY loads when it is asked for
+    from ._preflight import PreflightReport, preflight
+    from .collector import RolloutCollector
+    from .contexts import context_text, informed
+    from .prompts import render_prompt, with_privileged_context
+    from .sampling import SamplingConfig
+    from .scoring import PolicyScorer, score_responses
+    from .suite_check import SuiteReport, check_suite
+    from .traces import Step, Trace, list_trace_formats, load_traces, register_trace_format, trajectories_from
+    from .traces.score import score_traces, tokenize_traces
+    from .traces.tables import to_dataset, to_pandas
 
 __all__ = [
     "ContextOf",
@@ -62,7 +76,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str):  # records must load in a notebook without the weight of transformers
+def __getattr__(name: str) -> Any:  # records must load in a notebook without the weight of transformers
     if name in _LAZY:
         from importlib import import_module
 

@@ -112,7 +112,7 @@ class TokenPicker:
 
     def __init__(self, config: SamplingConfig):
         self.temperature = config.temperature
-        self.warpers = [
+        self.warpers: list[LogitsProcessor] = [
             *([TopKLogitsWarper(config.top_k)] if config.top_k else []),
             *([TopPLogitsWarper(config.top_p)] if config.top_p < 1 else []),
         ]

@@ -129,7 +129,7 @@ class GRPOTrainer:
         self.eval_tasks = list(suite.tasks("eval") if eval_tasks is None else eval_tasks)[: config.num_eval_tasks]
         check_tasks(config, self.train_tasks, self.eval_tasks)
         check_contexts(self.method, suite, self.train_tasks)
-        self.accelerator = accelerator or Accelerator()
+        self.accelerator: Accelerator = accelerator or Accelerator()
         check_processes(config, self.accelerator)
         self.folder = Path(config.output_dir)
         self.step = self.environment_steps = 0

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..base import Task
 
@@ -130,7 +131,7 @@ def game_path(root: Path, task_id: str) -> Path:
     return path
 
 
-def read_game(path: Path) -> dict:
+def read_game(path: Path) -> dict[str, Any]:
     """The content of a game file: ``pddl_domain``, ``pddl_problem``, ``grammar``, ``walkthrough``, ``solvable``."""
     with path.open(encoding="utf-8") as stream:
         return json.load(stream)

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -269,7 +270,7 @@ def verify_game(path: Path) -> bool:
     return True
 
 
-def is_won(game: dict) -> bool:
+def is_won(game: dict[str, Any]) -> bool:
     """Whether the game's own walkthrough, played through the engine, wins with its last command and not before."""
     from .engine import FastPddlEnv
 

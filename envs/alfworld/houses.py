@@ -105,7 +105,7 @@ ROOMS = {
     ),
 }  # fmt: skip
 
-TASK_ROOMS = {
+TASK_ROOMS: dict[str, tuple[str, ...]] = {
     "pick_and_place_simple": ("kitchen", "livingroom", "bedroom", "bathroom"),
     "look_at_obj_in_light": ("livingroom", "bedroom"),
     "pick_clean_then_place_in_recep": ("kitchen", "bathroom"),

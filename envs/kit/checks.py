@@ -14,7 +14,9 @@ def similar(value: Any, known: Collection[str], fix: str = "choose one of them")
     return f"did you mean {close[0]!r}?" if close else fix
 
 
-def check_choice(owner: str, argument: str, value: Any, known: Collection[str], fix: str = "choose one of them"):
+def check_choice(
+    owner: str, argument: str, value: Any, known: Collection[str], fix: str = "choose one of them"
+) -> None:
     """Raise a ValueError unless `value` is one of `known`.
 
     >>> check_choice("tasks", "split", "trian", ["eval", "train"])

@@ -29,6 +29,7 @@ from .retrieval import Document, Retriever
 MAX_BODY = 8 * 2**20
 MAX_QUERIES = 1024
 MAX_TOPK = 100
+Passages = Future[list[list[Document]]]
 _logger = logging.getLogger(__name__)
 
 
@@ -49,13 +50,13 @@ class Batcher:
         self._retriever = retriever
         self._max_batch = max_batch
         self._max_wait = max_wait
-        self._waiting: queue.SimpleQueue[tuple[list[str], int, Future] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[list[str], int, Passages] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="retrieval-batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, queries: list[str], topk: int) -> Future:
+    def submit(self, queries: list[str], topk: int) -> Passages:
         """The passages of `queries`, later."""
-        future: Future = Future()
+        future = Passages()
         if not self._thread.is_alive():
             raise RuntimeError("the server is stopping")
         self._waiting.put((queries, topk, future))
@@ -90,7 +91,7 @@ class Batcher:
                 size += len(more[0])
             self._answer(batch)
 
-    def _answer(self, batch: Sequence[tuple[list[str], int, Future]]) -> None:
+    def _answer(self, batch: Sequence[tuple[list[str], int, Passages]]) -> None:
         queries = [query for asked, _, _ in batch for query in asked]
         try:
             found = self._retriever.search(queries, max(topk for _, topk, _ in batch))

@@ -15,7 +15,7 @@ _ROLES = {
     "assistant": ("assistant", "gpt", "ai", "model", "bot", "function_call", "tool_call", "aimessage"),
     "tool": ("tool", "function", "observation", "environment", "ipython", "tool_response", "toolmessage"),
 }
-ROLES = {name: role for role, names in _ROLES.items() for name in names}
+ROLES: dict[str, str] = {name: role for role, names in _ROLES.items() for name in names}
 _KEPT = ("tool_call_id", "name")
 
 
