@@ -138,7 +138,8 @@ class GRPOConfig:
     Args:
         output_dir: folder of metrics, completions, trajectories and checkpoints.
         max_steps: updates (rollout phases) in the whole run.
-        max_environment_steps: the run also ends behind the update by which so many turns were played, over all processes.
+        max_environment_steps: turns played, by all processes, behind which the run ends although `max_steps` updates
+            are not made; None for no such limit. See ``rollout/environment_steps`` in docs/metrics.md.
         num_tasks: tasks per update, over all processes.
         num_generations: rollouts per task (G).
         credit: name of the method (`turncredit.trainers.list_methods`).

@@ -22,7 +22,6 @@ from ..rollout._preflight import PreflightReport
 from ..rollout.types import Trajectory
 from .batch import make_batch, usable
 from .budget import count_steps, is_over
-from .budget import count_steps, is_over
 from .callbacks import GRPOCallback, check_callbacks
 from .checkpoint import Ahead, Stateful
 from .config import GRPOConfig

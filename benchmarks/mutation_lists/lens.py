@@ -26,4 +26,10 @@ MUTATIONS = (
     ("lens/focus", ".clamp(max=cap)", "", "no cap"),
     ("lens/focus", "raw / (mean + eps)[:, None]", "raw", "budget not kept"),
     ("lens/focus", "mask & focused[:, None]", "mask", "all turns focused"),
+    ("lens/bridge", "turn_ids < last[trajectory_ids]", "turn_ids <= last[trajectory_ids]", "the last turn bridged"),
+    ("lens/bridge", "allowed & (", "(", "every turn may be replaced"),
+    ("lens/bridge", "logprobs - teacher_logprobs, mask", "teacher_logprobs - logprobs, mask", "the turn that it likes"),
+    ("lens/bridge", "(teacher_logprobs > logprobs)", "(teacher_logprobs >= logprobs)", "equal tokens liked"),
+    ("lens/bridge", "mask & (teacher", "(teacher", "padding liked"),
+    ("lens/bridge", "inside = owners >= 0", "inside = owners >= -1", "rows of no continuation"),
 )

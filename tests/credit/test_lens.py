@@ -9,9 +9,11 @@ import torch
 
 from turncredit.credit.lens import (
     DepthController,
+    bridge_turns,
     focus_weights,
     frontier_compatibility,
     gates,
+    preferred_share,
     proposed_turns,
     token_focus,
 )
@@ -124,3 +126,29 @@ def test_a_focused_turn_keeps_its_budget():
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_bridges_by_hand():
+    # mean gaps: trajectory 0: .5, 2 (not allowed), 9 (last); 1: .1, .3, 0 (last); 2: one turn
+    student = torch.tensor([[-1.0, -1.0], [-1, -1], [-1, -1], [-1, 0], [-1, 0], [-1, 0], [-1, -1]])
+    gap = torch.tensor([[0.2, 0.8], [2, 2], [9, 9], [0.1, 7], [0.3, 7], [0.0, 7], [5, 5]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0], [1, 0], [1, 0], [1, 1]]).bool()
+    owners, turns = torch.tensor([0, 0, 0, 1, 1, 1, 2]), torch.tensor([0, 1, 2, 3, 4, 5, 0])
+    allowed = torch.tensor([1, 0, 1, 1, 1, 1, 1]).bool()
+    assert bridge_turns(student, student - gap, mask, owners, turns, allowed).tolist() == [0, 4, -1]
+    order = torch.tensor([5, 2, 6, 0, 4, 1, 3])
+    found = bridge_turns(*(t[order] for t in (student, student - gap, mask, owners, turns, allowed)))
+    assert [int(order[row]) if row >= 0 else -1 for row in found.tolist()] == [0, 4, -1]
+    nothing = torch.zeros(0, 0)
+    empty = torch.zeros(0, dtype=torch.long)
+    assert bridge_turns(nothing, nothing, nothing.bool(), empty, empty, empty.bool()).tolist() == []
+
+
+def test_preferred_share_by_hand():
+    # continuation 0 has rows 0 and 2: 2 of 3 tokens are likelier under the teacher, an equal one is not; 1 has none
+    student = torch.tensor([[-1.0, -2.0], [-1, -1], [-3, -1]])
+    teacher = torch.tensor([[-0.5, -2.0], [-0.1, -0.1], [-1, -0.5]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 0]]).bool()
+    shares = preferred_share(student, teacher, mask, torch.tensor([0, -1, 0]), 2)
+    assert shares[0].item() == pytest.approx(2 / 3)
+    assert bool(shares[1].isnan())

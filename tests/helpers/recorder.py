@@ -37,7 +37,7 @@ NAMES = (
     "agent_opsd_no_prior agent_opsd_token align_distill align_opsd align_opsd_alfworld_3b "
     "align_opsd_alfworld_7b align_opsd_bounded align_opsd_no_rectification align_opsd_random "
     "align_opsd_search_3b align_opsd_search_7b align_opsd_token align_opsd_turn align_opsd_webshop_3b "
-    "align_opsd_webshop_7b dr_grpo empg faded_grpo g2po gagpo gigpo gigpo_std graphgpo grpo grpo_opsd "
+    "align_opsd_webshop_7b dr_grpo empg faded_grpo futurebridge g2po gagpo gigpo gigpo_std graphgpo grpo grpo_opsd "
     "hcapo hgpo igpo istar lens_opd lens_opd_fixed_clock lens_opd_last_turn lens_opd_no_internalization "
     "lens_opd_no_token_focus mt_grpo opd opsd posterior posterior_all posterior_anchors posterior_sources "
     "posterior_teacher rewardflow rloo rlsd sdar skill_grpo skill_sd spa_rl step_opsd tcod_b2f tcod_f2b "
