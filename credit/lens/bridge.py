@@ -20,7 +20,7 @@ def bridge_turns(
 
     A trajectory's last turn is left out, as nothing follows it to compare with.
 
-    Source: FutureBridge-OPD (arXiv 2608.01953); of equal ones the first.
+    Source: FutureBridge-OPD (arXiv 2608.01953), docs/equations.md#futurebridge; of equal ones the first.
 
     Args:
         logprobs, teacher_logprobs: ``[M, T]`` float, nats, of the sampled tokens.
@@ -41,7 +41,7 @@ def bridge_turns(
 def preferred_share(logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor, owners: Tensor, count: int) -> Tensor:
     """The share of a continuation's tokens that the teacher finds likelier than the student: ``log pi_T > log pi``.
 
-    Source: FutureBridge-OPD (arXiv 2608.01953).
+    Source: FutureBridge-OPD (arXiv 2608.01953), docs/equations.md#futurebridge.
 
     Args:
         logprobs, teacher_logprobs: ``[M, T]`` float, nats.

@@ -66,7 +66,8 @@ def futurebridge(
 
     The turn is the one that the teacher finds least likely, valid and not the last. Behind the teacher's response the
     student plays `horizon` turns; their share of tokens with ``log pi_T > log pi`` must exceed that of the turns which
-    followed in the episode. A response that solves the task has share 1, one that ends the episode otherwise 0. docs/lens_opd.md.
+    followed in the episode. A response that solves the task has share 1, one that ends the episode otherwise 0. See
+    docs/lens_opd.md.
 
     Source: FutureBridge-OPD (arXiv 2608.01953); where the text was not to be had, its released code.
 
@@ -141,26 +142,26 @@ def _teacher_turns(batch: TurnBatch, run: Run, rows: Sequence[int]) -> list[Brid
 def _followers(batch: TurnBatch, bridges: Sequence[Bridge], horizon: int) -> Tensor:
     """``[M]`` int64: the bridge whose continuation each recorded turn would be compared with, or -1."""
     owners = torch.full((len(batch.turns),), -1)
-    for number, bridge in enumerate(bridges):
+    for place, bridge in enumerate(bridges):
         later = batch.turn_ids - batch.turn_ids[bridge.row]
         same = batch.trajectory_ids == batch.trajectory_ids[bridge.row]
-        owners[same & (later >= 1) & (later <= horizon)] = number
+        owners[same & (later >= 1) & (later <= horizon)] = place
     return owners
 
 
 def _continued(run: Run, batch: TurnBatch, bridges: Sequence[Bridge], horizon: int) -> Tensor:
     """``[P]`` share of liked tokens where the student plays on behind each bridge; NaN of a failed one; collective."""
     values = torch.tensor([torch.nan if one.share is None else one.share for one in bridges], dtype=torch.float64)
-    going = [number for number, one in enumerate(bridges) if one.share is None]
+    going = [place for place, one in enumerate(bridges) if one.share is None]
     starts = []
-    for number in going:
-        owner, played = _owner(batch, bridges[number].row), bridges[number].played
+    for place in going:
+        owner, played = _owner(batch, bridges[place].row), bridges[place].played
         task = run.tasks[owner.task_id]
         own = {"task": task, "context": student_text(run, task), "max_turns": horizon, "seed": ("behind bridge",)}
         starts.append(EpisodeStart.at_turn(played, len(played.turns), **own))
     played = run.rollout(starts)
-    whole = [(number, one) for number, one in zip(going, played, strict=True) if one.failure is None]
-    kept = [(number, one) for number, one in whole if len(one.turns) > one.replayed]
+    whole = [(place, one) for place, one in zip(going, played, strict=True) if one.failure is None]
+    kept = [(place, one) for place, one in whole if len(one.turns) > one.replayed]
     part = make_batch([one for _, one in kept])
     texts = teacher_texts(run.method, part, run) if kept else []
     prompts = teacher_prompts(run.tokenizer, part, texts, run.collector.chat_template_kwargs, run.suite)
@@ -169,7 +170,7 @@ def _continued(run: Run, batch: TurnBatch, bridges: Sequence[Bridge], horizon: i
         shares = preferred_share(
             part.sampled_logprobs, scores.logprobs, part.response_mask, part.trajectory_ids, len(kept)
         )
-        values[[number for number, _ in kept]] = shares
+        values[[place for place, _ in kept]] = shares
     return values
 
 
