@@ -45,16 +45,9 @@ def new_figure(where: str, width: float, height: float) -> Figure:
         raise ModuleNotFoundError(f"{where}: matplotlib must be installed; pip install 'turncredit[viz]'") from None
 
 
-def diverging() -> Any:
-    """Orange through near-white to blue: the two colours of the bars, told apart by every kind of eye."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("credit", [LESS, "#F7F7F7", MORE])
-
-
-def decimal(value: float, sign: str = "") -> str:
-    """Two decimals, and no minus before zero."""
-    return f"{round(value, 2) + 0.0:{sign}.2f}"
+def decimal(value: float) -> str:
+    """Two decimals with their sign, and none before zero."""
+    return f"{round(value, 2):+.2f}" if round(value, 2) else "0.00"
 
 
 def rows_of(where: str, inputs: CreditInputs, trajectory: int) -> Tensor:
