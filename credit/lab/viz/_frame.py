@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,16 @@ def new_figure(where: str, width: float, height: float) -> Figure:
         return _shown_figure()(figsize=(width, height), layout="constrained")
     except ModuleNotFoundError:
         raise ModuleNotFoundError(f"{where}: matplotlib must be installed; pip install 'turncredit[viz]'") from None
+
+
+def wrapped(figure: Figure, text: str, size: float) -> str:
+    """Text in lines that fit into the figure's width; ``size`` in points."""
+    return textwrap.fill(text, max(int(figure.get_figwidth() * 132 / size), 20))
+
+
+def set_heading(figure: Figure, lines: Sequence[str]) -> None:
+    """The title above everything; empty lines are left out, long ones are broken."""
+    figure.suptitle("\n".join(wrapped(figure, line, 11) for line in lines if line), fontsize=11)
 
 
 def decimal(value: float) -> str:
@@ -96,6 +107,11 @@ def turn_labels(inputs: CreditInputs, rows: Tensor, labels: Sequence[str] | None
     if labels is None:
         return [f"turn {turn}" for turn in turns]
     return [f"{turn}  {label(labels[row], width)}" for turn, row in zip(turns, map(int, rows), strict=True)]
+
+
+def slanted(labels: Sequence[str]) -> float:
+    """Inches that the longest of these needs below an axis, at 40 degrees and 9 points."""
+    return 0.1 + 0.05 * max(map(len, labels))
 
 
 def outcome(inputs: CreditInputs, trajectory: int) -> str:

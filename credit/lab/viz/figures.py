@@ -21,6 +21,8 @@ from ._frame import (
     numbers,
     outcome,
     rows_of,
+    set_heading,
+    slanted,
     turn_labels,
     turn_means,
 )
@@ -75,7 +77,8 @@ def plot_trajectory_credit(
     if exact_advantages is not None:
         known = numbers(exact_advantages[rows])
         panels.append(lambda axes: _bars(axes, known, "exact advantage\n(of the return)"))
-    figure = new_figure(where, max(6.0, 1.6 + 0.62 * len(rows)), 1.2 + 1.9 * len(panels))
+    turns = turn_labels(inputs, rows, labels)
+    figure = new_figure(where, max(6.0, 1.6 + 0.62 * len(rows)), 0.8 + 1.8 * len(panels) + slanted(turns))
     grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, draw in zip(grid, panels, strict=True):
         draw(axes)
@@ -83,12 +86,11 @@ def plot_trajectory_credit(
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.92")
         axes.set_axisbelow(True)
-    grid[-1].set_xticks(range(len(rows)), turn_labels(inputs, rows, labels), rotation=40, ha="right", fontsize=9)
+    grid[-1].set_xticks(range(len(rows)), turns, rotation=40, ha="right", rotation_mode="anchor", fontsize=9)
     grid[-1].set_xlim(-1.4 if "beliefs" in credit.details else -0.6, len(rows) - 0.4)
     figure.align_ylabels(list(grid))
     nothing = without_credit(inputs, [trajectory], turn_means(credit, inputs)[rows], "this trajectory")
-    heading = [label(title or f"Trajectory {trajectory}", 90), outcome(inputs, trajectory), *filter(None, [nothing])]
-    figure.suptitle("\n".join(heading), fontsize=11)
+    set_heading(figure, [label(title or f"Trajectory {trajectory}", 90), outcome(inputs, trajectory), nothing])
     _key(figure, "beliefs" in credit.details)
     return figure
 
@@ -161,11 +163,10 @@ def plot_group(
     if not nothing:
         name = "credit of the turn\n(mean advantage of its tokens)"
         figure.colorbar(shades.scale(), ax=axes, shrink=0.7, label=name)
-    heading = [label(title or f"Group {group}", 90), nothing or _READING]
     marks = ["frame: span"] if "spans" in credit.details else []
     if inputs.correspondence is not None and inputs.correspondence.sources is not None:
         marks.append("arrow: from a source to the turn it scores, darker if more alike")
-    figure.suptitle("\n".join([*heading, *filter(None, ["; ".join(marks)])]), fontsize=11)
+    set_heading(figure, [label(title or f"Group {group}", 90), nothing or _READING, "; ".join(marks)])
     return figure
 
 

@@ -19,6 +19,8 @@ from ._frame import (
     numbers,
     outcome,
     rows_of,
+    set_heading,
+    slanted,
     turn_labels,
     turn_means,
 )
@@ -75,18 +77,18 @@ def plot_methods(
     nothing = without_credit(inputs, [trajectory], torch.stack(list(table.values())), "this trajectory")
     if exact_advantages is not None:
         table = {"exact advantage": exact_advantages[rows].double(), **table}
-    figure = new_figure(where, max(7.6, 3.8 + 0.62 * len(rows)), 2.1 + 0.4 * len(table))
+    turns = turn_labels(inputs, rows, labels)
+    figure = new_figure(where, max(7.6, 3.8 + 0.62 * len(rows)), 1.2 + 0.4 * len(table) + slanted(turns))
     axes = figure.subplots()
     shades = _cells(axes, torch.stack(list(table.values())), scale == "shared")
-    _frame(axes, list(table), turn_labels(inputs, rows, labels))
+    _frame(axes, list(table), turns)
     if exact_advantages is not None:
         axes.axhline(0.5, color=INK, lw=1.2)
     if not nothing:
         _scale(figure, axes, shades, scale == "shared")
     unit = "credit itself, one scale for all rows" if scale == "shared" else "credit over the row's mean size"
     reading = nothing or f"number: {unit}; bar: above (right) or below (left) the row's mean"
-    heading = [label(title or f"Trajectory {trajectory}", 90), f"{outcome(inputs, trajectory)}", reading]
-    figure.suptitle("\n".join(heading), fontsize=11)
+    set_heading(figure, [label(title or f"Trajectory {trajectory}", 90), outcome(inputs, trajectory), reading])
     return figure
 
 
