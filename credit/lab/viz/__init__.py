@@ -1,5 +1,6 @@
 """Seeing credit: figures (matplotlib, the ``viz`` extra, imported when the first is drawn) and an HTML token view."""
 
+from .curves import plot_curves
 from .fidelity import plot_fidelity
 from .figures import plot_group, plot_trajectory_credit
 from .html import TokenView, view_tokens
@@ -8,6 +9,7 @@ from .methods import plot_methods
 
 __all__ = [
     "TokenView",
+    "plot_curves",
     "plot_fidelity",
     "plot_group",
     "plot_learning",

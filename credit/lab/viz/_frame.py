@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 MORE, LESS, NEUTRAL, INK = "#0072B2", "#D55E00", "#9AA0A6", "#2B2B2B"
 
+COLOURS = (INK, "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
+"""Of curves, in order."""
+
 
 @functools.cache
 def _shown_figure() -> type[Figure]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ...checks import check_choice
 from ...inputs import Credit, CreditInputs
 from ._frame import (
     INK,
@@ -66,8 +67,7 @@ def plot_methods(
     where = "plot_methods"
     if not credits:
         raise ValueError(f"{where}: credits must hold at least one result, got none; pass {{name: credit}}")
-    if scale not in ("row", "shared"):
-        raise ValueError(f'{where}: scale must be "row" or "shared", got {scale!r}; leave it out for "row"')
+    check_choice(where, "scale", scale, ("row", "shared"))
     for credit in credits.values():
         check_credit(where, credit, inputs)
     check_rows(where, "labels", labels, inputs)
