@@ -34,7 +34,7 @@ class Shades:
         """The colour map: the two colours of the bars, told apart by every kind of eye."""
         from matplotlib.colors import LinearSegmentedColormap
 
-        return LinearSegmentedColormap.from_list("credit", [LESS, _WHITE, MORE])
+        return LinearSegmentedColormap.from_list("credit", [LESS, _WHITE, MORE], N=257)  # odd, so that 0 has a colour
 
     def scale(self) -> Any:
         """What a colour bar is drawn from."""

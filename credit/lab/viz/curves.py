@@ -36,7 +36,8 @@ def plot_curves(
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
-        ValueError: no labels, too many to tell apart, or a label or run without points.
+        ValueError: no labels, too many to tell apart, a label or run without points, or runs of a
+            label that share no x.
     """
     where = "plot_curves"
     if not 1 <= len(curves) <= len(COLOURS):
@@ -46,6 +47,13 @@ def plot_curves(
     runs = {name: [_points(where, name, run) for run in many] for name, many in curves.items()}
     if empty := [name for name, many in runs.items() if not many]:
         raise ValueError(f"{where}: curves must have a run for each label, got none for {empty}; leave the label out")
+    for name, many in runs.items():
+        ends, begins = min(run[-1][0] for run in many), max(run[0][0] for run in many)
+        if ends < begins:
+            raise ValueError(
+                f"{where}: runs of {name!r} must meet, got one that ends at x = {ends:g} and one that begins at "
+                f"{begins:g}; give them labels of their own"
+            )
     figure = new_figure(where, 8, 4.8)
     axes = figure.subplots()
     for (name, many), colour, style in zip(runs.items(), COLOURS, _STYLES, strict=False):

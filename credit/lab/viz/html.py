@@ -21,7 +21,7 @@ _STYLE = (
     ".tc h3{font-size:15px;margin:.2em 0}.tc .turn{border-left:3px solid #ccc;padding:.1em .8em;margin:.7em 0}"
     ".tc .head{color:#666;font-size:12px}.tc .seen{color:#555;white-space:pre-wrap;font-size:13px}"
     ".tc .said{white-space:pre-wrap;font-family:ui-monospace,monospace;font-size:13px}"
-    ".tc .said span{border-radius:2px;padding:1px 0}.tc .key span{padding:1px 6px;margin-right:4px}"
+    ".tc .said span{border-radius:2px;padding:1px 0}.tc .key span{padding:1px 6px;margin-right:4px;color:#222}"
     f".tc .less{{border-bottom:2px solid rgb({_LESS})}}.tc .none{{font-weight:600}}"
 )
 
