@@ -54,10 +54,18 @@ def batch_table(inputs: CreditInputs, obligatory: Sequence[str]) -> str:
 def credit_table(credit: Credit) -> str:
     """The credit as an HTML table: advantages, weights, metrics and details."""
     rows = [("advantages", _shape(credit.advantages), _span(credit.advantages))]
+    rows += [("turns", f"[{len(credit.advantages)}]", _signs(credit.advantages))]
     rows += [("turn_weights", _shape(credit.turn_weights), _span(credit.turn_weights))]
     rows += [(f"metrics[{name!r}]", "", f"{float(value):.4g}") for name, value in credit.metrics.items()]
     rows += [(f"details[{name!r}]", _shape(value), _span(value)) for name, value in credit.details.items()]
     return _table(credit_line(credit), ("what", "shape", "values"), rows)
+
+
+def _signs(advantages: Tensor) -> str:
+    """How many turns are praised, blamed, and neither, by the sum of their tokens' advantages."""
+    sums = advantages.detach().double().sum(-1)
+    above, below = int((sums > 0).sum()), int((sums < 0).sum())
+    return f"{above} praised (credit above 0), {below} blamed (below 0), {len(sums) - above - below} with none"
 
 
 def _range(values: Tensor) -> tuple[float, float]:

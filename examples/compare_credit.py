@@ -208,6 +208,7 @@ class Report:
     def __init__(self, cells: Cells) -> None:
         self.cells = cells
         self.rows = merge(cells)
+        self.seeds = len(next(iter(cells.values())))
 
     def table(self, columns: dict[str, Column], names: Names | None = None, base: str = "grpo") -> list[str]:
         """Lines of a table; marks compare with ``base``. Without names all methods, in blocks."""
@@ -265,7 +266,8 @@ class Report:
             for name in shown
         }
         families = {family: [self.rows[name] for name in shown if family_of(name) == family] for family in FAMILIES}
-        plot_fidelity(points, families=families, note=caption).savefig(path, dpi=110)
+        intervals = f"95% interval over {self.seeds} seeds (Student's t)"
+        plot_fidelity(points, families=families, intervals=intervals, note=caption).savefig(path, dpi=90)
 
 
 def by_family(names: Names) -> dict[str, Names]:
@@ -342,7 +344,7 @@ def main() -> None:
     ])  # fmt: skip
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "fidelity_tables.md").write_text(text.rstrip() + "\n", encoding="utf-8")
-    report.plot(options.output / "fidelity.png", f"{caption} An interval without a bar is narrower than its dot.")
+    report.plot(options.output / "fidelity.png", caption)
     if options.page:
         update(options.page, report.main())
     print(text)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -16,6 +18,10 @@ from turncredit.credit.align import align_opsd
 from turncredit.credit.lab.synthetic import SyntheticBatch, key_door, synthetic_batch
 from turncredit.credit.lab.viz import plot_fidelity, plot_group, plot_methods, plot_trajectory_credit, view_tokens
 from turncredit.credit.registry import get_credit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 pytest.importorskip("matplotlib")
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebooks" / "credit_on_saved_trajectories.ipynb"
@@ -27,10 +33,14 @@ def batch() -> SyntheticBatch:
     return synthetic_batch(key_door(), groups=3, group_size=4, generator=torch.Generator().manual_seed(1))
 
 
-def texts(figure: object) -> list[str]:
+def texts(figure: Figure) -> list[str]:
     from matplotlib.text import Text
 
     return [item.get_text() for item in figure.findobj(Text)]  # type: ignore[attr-defined]
+
+
+def ticks_of(figure: Figure) -> list[Text]:
+    return figure.axes[0].get_yticklabels()
 
 
 def test_a_trajectory_shows_its_beliefs_weights_and_truth(batch: SyntheticBatch, tmp_path: Path) -> None:
@@ -117,6 +127,7 @@ def test_methods_are_rows_of_relative_credit(batch: SyntheticBatch) -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["exact advantage", "grpo", "agent_opsd"]
     rows = (batch.inputs.trajectory_ids == 3).nonzero().flatten()
     numbers = [float(text.get_text()) for text in axes.texts]
+    assert all(text.get_text()[0] in "+-0" for text in axes.texts), "a sign where there is one"
     count = len(rows)
     sign = 1.0 if float(results["grpo"].advantages[rows[0], 0]) > 0 else -1.0
     assert numbers[count : 2 * count] == [sign] * count
@@ -205,8 +216,14 @@ def test_token_view_colours_by_sign_and_size(batch: SyntheticBatch) -> None:
     values[row, :3] = torch.tensor([2.0, -1.0, 0.0])
     tokens = [[f"tok{k}" for k in range(count)] for count in inputs.token_counts.tolist()]
     html = view_tokens(inputs, 0, tokens, values=values).html
-    first = re.findall(r'rgba\(([\d,.]+)\)" title="([^"]+)">tok', html)[:3]
-    assert first == [("0,114,178,0.750", "+2.0000"), ("213,94,0,0.375", "-1.0000"), ("213,94,0,0.000", "+0.0000")]
+    first = re.findall(r'<span( class="less")? style="([^"]*)" title="([^"]+)">tok', html)[:3]
+    assert first == [
+        ("", "background:rgba(0,114,178,0.750)", "+2.0000"),
+        (' class="less"', "background:rgba(213,94,0,0.375)", "-1.0000"),
+        ("", "", "0.0000"),
+    ]
+    assert ">-2</span>" in html
+    assert ">+1</span>" in html
     credit = get_credit("agent_opsd")(inputs)
     assert f"weight {float(credit.turn_weights[row]):.3f}" in view_tokens(inputs, 0, tokens, credit=credit).html
 
@@ -216,19 +233,32 @@ def test_fidelity_picture_has_a_block_per_family_a_panel_per_condition_and_inter
         "bad": {"t_u": (0.5, 0.1), "v": (0.6, 0.2)}, "good": {"t_u": (0.9, float("nan")), "v": (0.9, 0.0)},
         "other": {"t_u": (0.4, 0.3), "v": (0.3, 0.1)},
     }  # fmt: skip
-    figure = plot_fidelity(scores, families={"first": ["other"], "none": [], "second": ["bad", "good"]}, note="5 seeds")
-    names = figure.axes[0].get_yticklabels()
-    assert [name.get_text() for name in names] == ["other", "good", "bad"]
-    assert names[0].get_color() != names[1].get_color() == names[2].get_color()
+    families = {"first": ["other"], "none": [], "second": ["bad", "good"]}
+    figure = plot_fidelity(scores, families=families, intervals="95% interval over 5 seeds", note="groups of 8")
+    ticks = {
+        text.get_text(): height for height, text in zip(figure.axes[0].get_yticks(), ticks_of(figure), strict=True)
+    }
+    assert sorted(ticks, key=lambda name: -ticks[name]) == ["first", "other", "second", "good", "bad"]
+    assert [text.get_text() for text in ticks_of(figure) if text.get_fontweight() == "bold"] == ["first", "second"]
+    assert ticks["second"] - ticks["good"] == ticks["good"] - ticks["bad"] == 1 < ticks["other"] - ticks["second"]
     assert [axis.get_title() for axis in figure.axes] == ["t u", "v"]
-    heights = list(figure.axes[0].get_yticks())
-    assert heights[0] - heights[1] > heights[1] - heights[2] == 1
-    bars = [[box.get_segments()[0] for box in axis.collections] for axis in figure.axes]
-    assert bars[0][0][:, 0].tolist() == pytest.approx([0.1, 0.7])
-    assert bars[1][2][:, 0].tolist() == pytest.approx([0.4, 0.8])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["first", "second"]
-    assert any("5 seeds" in text for text in texts(figure))
-    assert [name.get_text() for name in plot_fidelity(scores).axes[0].get_yticklabels()] == ["good", "bad", "other"]
+    for axis, condition in zip(figure.axes, ("t_u", "v"), strict=True):
+        points = [line for line in axis.lines if line.get_marker() in ("o", "s", "^")]
+        marks = {line.get_ydata()[0]: (line.get_xdata()[0], line) for line in points}
+        bars = {box.get_segments()[0][0, 1]: box.get_segments()[0][:, 0].tolist() for box in axis.collections}
+        for name, (mean, half) in ((name, row[condition]) for name, row in scores.items()):
+            assert marks[ticks[name]][0] == mean
+            known = not math.isnan(half)
+            assert (ticks[name] in bars) == known
+            assert not known or bars[ticks[name]] == pytest.approx([mean - half, mean + half])
+        shapes = {name: (marks[ticks[name]][1].get_marker(), marks[ticks[name]][1].get_color()) for name in scores}
+        assert shapes["bad"] == shapes["good"] != shapes["other"]
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["mean (mark and colour: family)", "95% interval over 5 seeds; one tick: narrower than its mark"]
+    assert any("groups of 8" in text for text in texts(figure))
+    alone = plot_fidelity({"one": {"t": (0.5, float("nan"))}})
+    assert alone.legends[0].get_texts()[1].get_text() == "no intervals are known"
+    assert [name.get_text() for name in ticks_of(plot_fidelity(scores))] == ["good", "bad", "other"]
     with pytest.raises(ValueError, match=r"plot_fidelity: families must hold each of the 3 methods .* once, got 2"):
         plot_fidelity(scores, families={"a": ["bad", "good"]})
     with pytest.raises(ValueError, match="plot_fidelity: families must hold"):

@@ -21,6 +21,7 @@ from ..grpo import GRPOTrainer
 from .options import check_method, given_options, import_methods, make_config, make_parser
 from .policy import load_model, load_policy, lora_config, resolve_policy
 from .report import Report, plot_learning_curve, summarize
+from .run_curves import plot_runs
 
 __all__ = [
     "EMBEDDED_SETTINGS",
@@ -34,6 +35,7 @@ __all__ = [
     "make_config",
     "make_parser",
     "plot_learning_curve",
+    "plot_runs",
     "resolve_policy",
     "run",
 ]

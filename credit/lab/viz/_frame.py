@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MORE, LESS, NEUTRAL, INK = "#0072B2", "#D55E00", "#9AA0A6", "#2B2B2B"
+
+COLOURS = (INK, "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
+"""Of curves, in order."""
 
 
 @functools.cache
@@ -45,16 +49,19 @@ def new_figure(where: str, width: float, height: float) -> Figure:
         raise ModuleNotFoundError(f"{where}: matplotlib must be installed; pip install 'turncredit[viz]'") from None
 
 
-def diverging() -> Any:
-    """Orange through near-white to blue: the two colours of the bars, told apart by every kind of eye."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("credit", [LESS, "#F7F7F7", MORE])
+def wrapped(figure: Figure, text: str, size: float) -> str:
+    """Text in lines that fit into the figure's width; ``size`` in points."""
+    return textwrap.fill(text, max(int(figure.get_figwidth() * 132 / size), 20))
 
 
-def decimal(value: float, sign: str = "") -> str:
-    """Two decimals, and no minus before zero."""
-    return f"{round(value, 2) + 0.0:{sign}.2f}"
+def set_heading(figure: Figure, lines: Sequence[str]) -> None:
+    """The title above everything; empty lines are left out, long ones are broken."""
+    figure.suptitle("\n".join(wrapped(figure, line, 11) for line in lines if line), fontsize=11)
+
+
+def decimal(value: float) -> str:
+    """Two decimals with their sign, and none before zero."""
+    return f"{round(value, 2):+.2f}" if round(value, 2) else "0.00"
 
 
 def rows_of(where: str, inputs: CreditInputs, trajectory: int) -> Tensor:
@@ -103,6 +110,11 @@ def turn_labels(inputs: CreditInputs, rows: Tensor, labels: Sequence[str] | None
     if labels is None:
         return [f"turn {turn}" for turn in turns]
     return [f"{turn}  {label(labels[row], width)}" for turn, row in zip(turns, map(int, rows), strict=True)]
+
+
+def slanted(labels: Sequence[str]) -> float:
+    """Inches that the longest of these needs below an axis, at 40 degrees and 9 points."""
+    return 0.1 + 0.05 * max(map(len, labels))
 
 
 def outcome(inputs: CreditInputs, trajectory: int) -> str:

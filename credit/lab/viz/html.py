@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...inputs import Credit, CreditInputs
 from ._frame import check_credit, check_rows, outcome, rows_of
+from ._shades import without_credit
 
 _MORE, _LESS = "0,114,178", "213,94,0"
 _STYLE = (
@@ -20,7 +21,8 @@ _STYLE = (
     ".tc h3{font-size:15px;margin:.2em 0}.tc .turn{border-left:3px solid #ccc;padding:.1em .8em;margin:.7em 0}"
     ".tc .head{color:#666;font-size:12px}.tc .seen{color:#555;white-space:pre-wrap;font-size:13px}"
     ".tc .said{white-space:pre-wrap;font-family:ui-monospace,monospace;font-size:13px}"
-    ".tc .said span{border-radius:2px;padding:1px 0}.tc .key span{padding:1px 6px;margin-right:4px}"
+    ".tc .said span{border-radius:2px;padding:1px 0}.tc .key span{padding:1px 6px;margin-right:4px;color:#222}"
+    f".tc .less{{border-bottom:2px solid rgb({_LESS})}}.tc .none{{font-weight:600}}"
 )
 
 
@@ -59,7 +61,9 @@ def view_tokens(
     observations: Sequence[str] | None = None,
     title: str | None = None,
 ) -> TokenView:
-    """The tokens of one trajectory, each shaded by a value: blue above 0, orange below, full at the largest size.
+    """The tokens of one trajectory, each shaded by a value: blue above 0, orange and underlined below, none at 0.
+
+    The shade is full at the largest size in the trajectory; where all are 0 a sentence says so.
 
     Args:
         inputs: the batch.
@@ -74,8 +78,8 @@ def view_tokens(
         TokenView. Pointing at a token shows its value.
 
     Raises:
-        ValueError: the trajectory does not exist, a length or shape does not fit the batch, both credit and values
-            are given, or neither while the batch has no teacher.
+        ValueError: the trajectory does not exist, a length or shape does not fit the batch, a value of a sampled token
+            is not finite, both credit and values are given, or neither while the batch has no teacher.
     """
     where = "view_tokens"
     check_rows(where, "tokens", tokens, inputs)
@@ -90,24 +94,24 @@ def view_tokens(
                 f"{row}; decode the response ids one by one"
             )
     known = torch.where(inputs.response_mask, shade.detach().double(), 0.0)[rows]
+    if not bool(known.isfinite().all()):
+        raise ValueError(f"{where}: values must be finite where a token was sampled, got nan or inf; leave none out")
     limit = float(known.abs().max())
     turns = []
     for line, row in enumerate(map(int, rows)):
         kept = known[line][inputs.response_mask[row].cpu()].tolist()
         seen = "" if observations is None else f'<div class="seen">{escape(observations[row])}</div>'
         said = "".join(_token(text, value, limit) for text, value in zip(tokens[row], kept, strict=True))
-        head = f"turn {line + 1} · {name}: sum {sum(kept):+.3f}, mean {sum(kept) / len(kept):+.3f}"
+        number = int(inputs.turn_ids[row]) + 1
+        head = f"turn {number} · {name}: sum {_signed(sum(kept), 3)}, mean {_signed(sum(kept) / len(kept), 3)}"
         if credit is not None:
             head += f" · weight {float(credit.turn_weights[row]):.3f}"
         turns.append(f'<div class="turn"><div class="head">{head}</div>{seen}<div class="said">{said}</div></div>')
     heading = title or f"Trajectory {trajectory}"
-    key = "".join(
-        f'<span style="{_colour(value, 1.0)}">{value * limit:+.3g}</span>' for value in (-1.0, -0.5, 0.0, 0.5, 1.0)
-    )
     html = (
         f'<div class="tc"><style>{_STYLE}</style><h3>{escape(heading)}</h3>'
         f'<div class="head">{escape(outcome(inputs, trajectory))}</div>'
-        f'<div class="head key">{escape(name)}: {key}</div>{"".join(turns)}</div>'
+        f"{_key(inputs, trajectory, credit, known, name)}{''.join(turns)}</div>"
     )
     return TokenView(html, heading)
 
@@ -132,11 +136,29 @@ def _values(where: str, inputs: CreditInputs, credit: Credit | None, values: Ten
     return "gap (nats)", inputs.teacher_logprobs - inputs.student_logprobs
 
 
-def _colour(value: float, limit: float) -> str:
-    strength = 0.0 if limit == 0 else min(abs(value) / limit, 1.0) * 0.75
-    return f"background:rgba({_MORE if value > 0 else _LESS},{strength:.3f})"
+def _key(inputs: CreditInputs, trajectory: int, credit: Credit | None, known: Tensor, name: str) -> str:
+    """What shades mean; where none is seen, why."""
+    limit = float(known.abs().max())
+    if limit == 0:
+        every = f"Every {name} of this trajectory is 0."
+        said = every if credit is None else without_credit(inputs, [trajectory], known, "this trajectory")
+        return f'<div class="none">{escape(said)}</div>'
+    marks = "".join(_span(f"{share * limit:+.3g}" if share else "0", share) for share in (-1.0, -0.5, 0.0, 0.5, 1.0))
+    return f'<div class="head key said">{escape(name)}: {marks} (below 0: underlined)</div>'
+
+
+def _span(text: str, share: float, hint: str = "") -> str:
+    """A text in its shade; ``share`` of the largest size, from -1 to 1."""
+    kind = ' class="less"' if share < 0 else ""
+    shade = f"background:rgba({_LESS if share < 0 else _MORE},{abs(share) * 0.75:.3f})" if share else ""
+    return f'<span{kind} style="{shade}"{hint}>{escape(text)}</span>'
+
+
+def _signed(value: float, digits: int) -> str:
+    """With its sign, and none before zero."""
+    return f"{value:+.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
 
 
 def _token(text: str, value: float, limit: float) -> str:
-    shown = escape(text).replace("\n", "↵\n")
-    return f'<span style="{_colour(value, limit)}" title="{value:+.4f}">{shown}</span>'
+    shown = text.replace("\n", "↵\n")
+    return _span(shown, value / limit if limit else 0.0, f' title="{_signed(value, 4)}"')

@@ -6,12 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ._frame import INK, NEUTRAL, label, new_figure
+from ._frame import COLOURS, INK, NEUTRAL, label, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_COLOURS = (INK, "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
 
 
 def plot_learning(
@@ -36,9 +34,9 @@ def plot_learning(
         ValueError: no curves, too many to tell apart, no gains, or a curve of another length.
     """
     where = "plot_learning"
-    if not 1 <= len(curves) <= len(_COLOURS) or not gains:
+    if not 1 <= len(curves) <= len(COLOURS) or not gains:
         raise ValueError(
-            f"{where}: curves must name 1 to {len(_COLOURS)} methods and gains at least one, got {len(curves)} and "
+            f"{where}: curves must name 1 to {len(COLOURS)} methods and gains at least one, got {len(curves)} and "
             f"{len(gains)}; choose the most telling ones"
         )
     for name, curve in curves.items():
@@ -49,7 +47,7 @@ def plot_learning(
             )
     figure = new_figure(where, 13, max(4.6, 0.34 * len(gains) + 1.6))
     left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
-    for (name, curve), colour in zip(curves.items(), _COLOURS, strict=False):
+    for (name, curve), colour in zip(curves.items(), COLOURS, strict=False):
         means = [mean for mean, _ in curve]
         halves = [0.0 if math.isnan(half) else half for _, half in curve]
         left.plot(updates, means, color=colour, lw=1.8, label=label(name))
