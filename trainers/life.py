@@ -68,7 +68,7 @@ def finish_update(trainer: GRPOTrainer, log: MetricsLogger | None) -> None:
     """Evaluate where it is due, call `on_step_end`, and write the line of the update, whatever of it there is.
 
     Raises:
-        Terminated: SIGTERM arrived meanwhile.
+        Terminated: SIGTERM or Ctrl-C arrived meanwhile.
     """
     line = dict(trainer.update_metrics or {})
     if trainer.step:
@@ -86,6 +86,8 @@ def finish_update(trainer: GRPOTrainer, log: MetricsLogger | None) -> None:
             line |= trainer.evaluation or {}
         if log is not None:
             log.log(trainer.step, line)
+        if trainer.monitor is not None:
+            trainer.monitor.after_update(trainer, line)
     if agree_max(trainer.accelerator, [int(trainer.guard.requested)])[0]:
         raise Terminated
 

@@ -158,6 +158,7 @@ def _state(trainer: GRPOTrainer) -> dict[str, Any]:
         "skipped_steps": trainer.skipped_steps,
         "empty_updates": trainer.empty_updates,
         "best": trainer.best,
+        "tracker_runs": trainer.tracker_runs,
         "metrics": trainer.update_metrics,
         "evaluation_due": trainer.evaluation_due,
         "micro_batch": [trainer.limits.tokens, trainer.limits.rows],
@@ -256,6 +257,7 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     if state["num_processes"] == accelerator.num_processes:
         load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[accelerator.process_index])
     trainer.step, trainer.best = state["step"], state["best"]
+    trainer.tracker_runs = state.get("tracker_runs", {})
     trainer.skipped_steps, trainer.empty_updates = state["skipped_steps"], state["empty_updates"]
     config = state["config"]
     asked = state.get("micro_batch_asked") or [config["micro_batch_tokens"], config.get("per_device_train_batch_size")]
