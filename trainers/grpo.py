@@ -28,6 +28,7 @@ from .distributed import sharded_for_generation, whole_for_generation
 from .encoder import Encoder
 from .first_update import FirstUpdate
 from .guard import TerminationGuard
+from .hub import Published
 from .identity import describe_run
 from .life import evaluation_due, finish_update, is_finished, save_or_go_on, together
 from .loggers import MetricsLogger
@@ -54,7 +55,7 @@ from .update import optimise
 logger = logging.getLogger(__name__)
 
 
-class GRPOTrainer:
+class GRPOTrainer(Published):
     """Trains a causal language model on a task suite with turn-level credit.
 
     Args:

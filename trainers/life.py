@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from .distributed import agree_max
 from .guard import Terminated
 from .loggers import MetricsLogger
+from .model_files import keep_best
 from .resume import save_run
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def finish_update(trainer: GRPOTrainer, log: MetricsLogger | None) -> None:
         with together(trainer.accelerator, trainer.shared_errors):
             if trainer.evaluation_due and trainer.evaluation is None:
                 trainer.evaluate()
+            if trainer.evaluation_due:
+                keep_best(trainer)
             if trainer.step:
                 line |= (trainer.evaluation or {}) if trainer.evaluation_due else {}
                 for callback in trainer.callbacks:

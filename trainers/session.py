@@ -6,9 +6,10 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from .guard import Terminated, check_folder, keep_later_records, output_folder_lock, set_aside
+from .guard import Terminated, check_folder, keep_later_records, output_folder_lock, set_aside, unused
 from .life import save_on_the_way_out
 from .loggers import MetricsLogger
+from .model_files import BEST, best_step
 from .monitor import Monitor
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ def enter_folder(trainer: GRPOTrainer) -> None:
             set_aside(trainer.folder)
         elif trainer.resumed:
             keep_later_records(trainer.folder, trainer.step)
+            best = trainer.folder / BEST
+            if (best_step(best) or 0) > trainer.step:  # of an update that is made again
+                best.rename(unused(best))
     trainer.came_from_elsewhere = False
     trainer.accelerator.wait_for_everyone()
 
