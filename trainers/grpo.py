@@ -46,7 +46,7 @@ from .reference import InitialWeights
 from .rehearsal import check_processes, check_tasks, run_preflight
 from .resume import load_run, record_evaluation, rehearse_save, save_run
 from .rows import MicroBatchLimits
-from .session import run_session
+from .session import claim_folder, run_session
 from .teacher import load_teacher, make_teacher
 from .terms import objective
 from .trl import given
@@ -130,7 +130,7 @@ class GRPOTrainer(Published):
         self.evaluation: dict[str, float] | None = None
         self.evaluation_due = True
         self.saved_step = -1
-        self.resumed = self.came_from_elsewhere = False
+        self.resumed = self.came_from_elsewhere = self.claimed = False
         self.shared_errors: list[BaseException] = []
         self.stepping = False
         self._played = -1
@@ -221,6 +221,8 @@ class GRPOTrainer(Published):
 
     def train_step(self) -> dict[str, float]:
         """One update: rollouts, scores, credit, optimiser steps. Returns its metrics, equal on every process."""
+        if not self.claimed:
+            claim_folder(self)
         clock = Clock()
         with self.guard.interruptible():
             trajectories = self.rollout(self.tasks_of(self.step))
@@ -319,6 +321,8 @@ class GRPOTrainer(Published):
 
     def save(self) -> Path:
         """Write a checkpoint of the model (safetensors), the optimiser and everything that resuming needs."""
+        if not self.claimed:
+            claim_folder(self)
         root = save_run(self)
         self.announce_save(root)
         return root

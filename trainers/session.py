@@ -33,7 +33,9 @@ def run_session(trainer: GRPOTrainer, resume_from: str | bool | None, allow_chan
     with trainer.guard.installed(), output_folder_lock(trainer.folder) if main else contextlib.nullcontext():
         if resume_from:
             trainer.resume(resume_from, allow_changed_config=allow_changed_config)
-        enter_folder(trainer)
+        if is_fresh(trainer):
+            trainer.evaluation, trainer.tracker_runs = None, {}
+        claim_folder(trainer)
         log = _open_log(trainer)
         trainer.monitor = Monitor(trainer, [] if log is None else log.kept) if main else None
         ended = False
@@ -58,13 +60,14 @@ def run_session(trainer: GRPOTrainer, resume_from: str | bool | None, allow_chan
         raise trainer.guard.exit(trainer.guard.number)
 
 
-def enter_folder(trainer: GRPOTrainer) -> None:
-    """Before the first update writes: what another run left in the output folder is kept under a number; collective."""
-    fresh = trainer.step == 0 and not trainer.resumed
-    if fresh:
-        trainer.evaluation, trainer.tracker_runs = None, {}
+def claim_folder(trainer: GRPOTrainer) -> None:
+    """Before this run writes: what another one left in the output folder is kept under a number; collective.
+
+    `GRPOTrainer.train` calls it, and `train_step` and `save` where they are called by hand.
+    """
+    trainer.claimed = True
     if trainer.accelerator.is_main_process:
-        if trainer.came_from_elsewhere or fresh:
+        if trainer.came_from_elsewhere or is_fresh(trainer):
             set_aside(trainer.folder)
         elif trainer.resumed:
             keep_later_records(trainer.folder, trainer.step)
@@ -75,13 +78,17 @@ def enter_folder(trainer: GRPOTrainer) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
+def is_fresh(trainer: GRPOTrainer) -> bool:
+    """Whether nothing of this run was made yet, here or in a checkpoint that it goes on from."""
+    return trainer.step == 0 and not trainer.resumed
+
+
 def _open_log(trainer: GRPOTrainer) -> MetricsLogger | None:
     if not trainer.accelerator.is_main_process:
         return None
-    fresh = trainer.step == 0 and not trainer.resumed
     # the line of an update whose evaluation is missing is written again
     pending = trainer.update_metrics is not None and trainer.evaluation_due and trainer.evaluation is None
-    resume_step = None if fresh else trainer.step - int(pending)
+    resume_step = None if is_fresh(trainer) else trainer.step - int(pending)
     return MetricsLogger(trainer.folder, trainer.config.report_to, trainer.config, resume_step, trainer.tracker_runs)
 
 
