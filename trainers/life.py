@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,9 @@ def finish_update(trainer: GRPOTrainer, log: MetricsLogger | None) -> None:
             log.log(trainer.step, line)
         if trainer.monitor is not None:
             trainer.monitor.after_update(trainer, line)
-    if agree_max(trainer.accelerator, [int(trainer.guard.requested)])[0]:
+    guard = trainer.guard
+    if number := agree_max(trainer.accelerator, [int(guard.requested) * guard.number])[0]:
+        guard.number = signal.Signals(number)  # all end with one code, whoever heard of it
         raise Terminated
 
 
