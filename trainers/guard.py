@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -35,7 +36,10 @@ class Interrupted(SystemExit, KeyboardInterrupt):
 
 
 class TerminationGuard:
-    """Turns SIGTERM and Ctrl-C (SIGINT) into a request that the training loop answers; a second Ctrl-C is not held.
+    """Turns SIGTERM and Ctrl-C (SIGINT) into a request that the training loop answers.
+
+    In one process a second Ctrl-C, a second or more after the first, is a KeyboardInterrupt at once. With several
+    processes it is the launcher's to end them.
 
     Args:
         immediate: raise `Terminated` at once inside `interruptible` blocks. With several processes the request waits
@@ -49,6 +53,7 @@ class TerminationGuard:
         self._immediate = immediate
         self._says = says
         self._open = False
+        self._heard = 0.0
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -83,12 +88,14 @@ class TerminationGuard:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         first, self.requested = not self.requested, True
-        if not first and signum == signal.SIGINT == self.number:
-            raise KeyboardInterrupt
+        now = time.monotonic()
         if first:
-            self.number = signal.Signals(signum)
-        if first and self._says:
-            logger.warning(_HEARD[self.number])
+            self.number, self._heard = signal.Signals(signum), now
+            if self._says:
+                logger.warning(_HEARD[self.number] + (_AGAIN if self._immediate and signum == signal.SIGINT else ""))
+        # a launcher sends its processes the Ctrl-C that they got from the terminal already
+        elif self._immediate and signum == signal.SIGINT == self.number and now - self._heard > _SAME_SECONDS:
+            raise KeyboardInterrupt
         if self._immediate and self._open:
             self._open = False
             raise Terminated
@@ -96,8 +103,10 @@ class TerminationGuard:
 
 _HEARD = {
     signal.SIGTERM: f"SIGTERM: a checkpoint is written, then the run ends with code {EXIT_CODE}",
-    signal.SIGINT: "Ctrl-C: every finished update is saved, then the run ends; once more ends it at once",
+    signal.SIGINT: "Ctrl-C: every finished update is saved, then the run ends",
 }
+_AGAIN = "; once more ends it at once"
+_SAME_SECONDS = 1.0
 
 
 def check_folder(accelerator: Accelerator, folder: Path) -> None:

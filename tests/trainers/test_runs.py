@@ -174,11 +174,25 @@ def test_the_same_trainer_goes_on_after_ctrl_c(tmp_path):
 
 
 @pytest.mark.usefixtures("python_answers_ctrl_c")
-def test_a_second_ctrl_c_is_not_held(tmp_path, caplog):
+@pytest.mark.parametrize("held", [True, False])
+def test_a_second_ctrl_c_is_not_held_unless_it_is_the_first_one_again(tmp_path, caplog, monkeypatch, held):
+    """A launcher passes on the Ctrl-C that its processes got from the terminal as well."""
+    from turncredit.trainers import guard
+
+    monkeypatch.setattr(guard, "_SAME_SECONDS", 1.0 if held else -1.0)
     with trainer(tmp_path, [Interrupt("on_credit", times=2)]) as run, pytest.raises(KeyboardInterrupt) as stop:
         run.train()
-    assert not isinstance(stop.value, SystemExit)
-    assert "the state of update 1 was saved" in caplog.text
+    assert isinstance(stop.value, SystemExit) is held
+    assert ("the state of update 1 was saved" in caplog.text) is not held
+
+
+def test_several_processes_leave_a_second_ctrl_c_to_their_launcher(caplog):
+    guard = TerminationGuard(immediate=False)
+    guard._handle(signal.SIGINT, None)
+    guard._heard -= 100.0
+    guard._handle(signal.SIGINT, None)
+    assert guard.requested
+    assert "once more" not in caplog.text
 
 
 def test_a_signal_that_is_ignored_stays_so():
