@@ -37,9 +37,9 @@ from .methods.checks import check_contexts
 from .methods.modules import AttachedWeights, make_modules
 from .methods.tryout import try_options
 from .metrics import rollout_metrics
+from .monitor import Monitor
 from .phase import CreditPhase
 from .play import check_usable, make_collector, play_panel, play_tasks
-from .monitor import Monitor
 from .policy import make_policy
 from .records import Clock, gather_summaries, keep_rollouts, mean_over_processes, write_completions
 from .reference import InitialWeights

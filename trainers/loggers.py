@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
 class MetricsLogger:
     """Appends one JSON object per update to ``metrics.jsonl`` and forwards it; its step only grows.
 

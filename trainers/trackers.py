@@ -143,7 +143,9 @@ class _Wandb:
             return
         same = known.get("project", project) == project
         name = (known.get("id") if same else None) or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
-        options = {key: value for key, value in (("name", target.name), ("group", target.group)) if value}
+        options: dict[str, Any] = {
+            key: value for key, value in (("name", target.name), ("group", target.group)) if value
+        }
         if opened is not None:
             options["reinit"] = "create_new"
         self.place = {"id": name, "project": project}

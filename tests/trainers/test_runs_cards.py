@@ -200,3 +200,23 @@ def test_a_data_set_overwrites_nothing_and_holds_something(tmp_path):
     with pytest.raises(ValueError, match="trajectories must have turns, got none"):
         save_dataset([], tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_the_page_of_runs_runs(tmp_path, hub, monkeypatch):
+    import sys
+    from pathlib import Path
+
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # what is not there is left out
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    small = {"num_tasks": 2, "num_generations": 2, "num_workers": 0, "beta": 0.0, "num_eval_tasks": 1}
+    small |= {"sampling": SamplingConfig(max_completion_length=4), "preflight": False, "logging_steps": 0}
+    names = {"folder": str(tmp_path), "model": tiny_model(), "tokenizer": tiny_tokenizer(), "small": small}
+    names["suite"] = ToySuite(needed=1, lenient=True)
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 2
+    assert hub.created == [("user/agent", True)]
+    assert names["again"] == names["trainer"].eval_trajectories
+    assert (tmp_path / "final" / "README.md").is_file()

@@ -63,7 +63,7 @@ def test_a_place_in_a_tracker_is_project_name_and_group(text, parts):
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ("wandb:a/b/c/d", "must name a project, a run and a group, got 'wandb:a/b/c/d'; write wandb:project/name/group"),
+        ("wandb:a/b/c/d", "a project, a run and a group, got 'wandb:a/b/c/d'; write wandb:project/name/group"),
         ("wandb:", "must name a project"),
         ("tensorboard:runs", "TensorBoard has only its folder"),
         ("wnadb:project", "any of"),
@@ -245,7 +245,7 @@ def warned(watch, values):
 
 
 def test_a_collapse_is_told_once():
-    """Means over 5 updates after 6, 7, 8, ..: 0.64, 0.48, 0.32, 0.16, 0. Under 0.4 from 8 on, for the third time at 10."""
+    """Means over 5 updates, from the sixth on: 0.64, 0.48, 0.32, 0.16, 0. Under 0.4 from 8 on, a third time at 10."""
     values = [0.8] * 5 + [0.0] * 20
     assert warned(CollapseWatch(3), values) == [10]
     assert warned(CollapseWatch(0), values) == []
