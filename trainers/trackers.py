@@ -25,7 +25,7 @@ RUNS = "tracker_runs.json"
 """File in the output folder: the trackers' runs that a continued run goes on with."""
 
 _SHORT_FORM = "write wandb:project/name/group, of which the later ones may be left out"
-# runs that a user opened and that a training run has logged to
+# runs of Weights & Biases that a training run of this process has logged to
 _used: set[str] = set()
 
 
@@ -142,10 +142,12 @@ class _Wandb:
             self.place = {"id": mark, "project": str(getattr(opened, "project", "") or project)}
             return
         same = known.get("project", project) == project
-        name = (known.get("id") if same else None) or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
-        options: dict[str, Any] = {
-            key: value for key, value in (("name", target.name), ("group", target.group)) if value
-        }
+        asked = os.environ.get("WANDB_RUN_ID")
+        wished = None if asked in _used else asked
+        name = (known.get("id") if same else None) or wished or uuid.uuid4().hex[:8]
+        _used.add(name)
+        place = {"name": target.name, "group": target.group}
+        options: dict[str, Any] = {key: value for key, value in place.items() if value}
         if opened is not None:
             options["reinit"] = "create_new"
         self.place = {"id": name, "project": project}

@@ -139,6 +139,14 @@ def test_a_run_of_the_users_own_serves_one_training_run_and_a_place_asks_for_ano
     assert own.logged == [0, 1]
 
 
+def test_an_id_from_the_environment_serves_one_training_run(tmp_path, fake, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_ID", "theirs")
+    for name in "ab":
+        MetricsLogger(tmp_path / name, ("wandb",), GRPOConfig()).close()
+    first, second = (run.options["id"] for run in fake.runs)
+    assert first == "theirs" != second
+
+
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
 def test_a_checkpoint_knows_the_trackers_run(tmp_path, fake, tracker):
     """Also where the file in the output folder is gone, as of a checkpoint that was copied."""
