@@ -17,6 +17,7 @@ EXTRAS = {
     "viz": ["matplotlib>=3.7"],
     "lora": ["peft>=0.17"],
     "pandas": ["pandas>=2.0"],
+    "trackio": ["trackio>=0.43"],
     "trl": ["trl==1.16.0; python_version >= '3.11'"],  # trainers/adapters/trl.py takes no other
 }
 EXTRAS["dev"] = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "nbclient", "ipykernel"]

@@ -13,8 +13,8 @@ from ..rollout.options import Rule, check_options, count, flag, number, text
 from ..rollout.sampling import SamplingConfig
 from ..rollout.templates import check_template_kwargs
 from . import trl
-from .loggers import trackers
 from .losses import LOSS_TYPES, POLICY_LOSSES, RATIO_LEVELS, TRL_LOSS_TYPES
+from .trackers import trackers
 
 logger = logging.getLogger(__name__)
 
@@ -103,11 +103,14 @@ class EvaluationConfig(_Group):
         eval_steps: evaluate every so many updates; 0 only before and after.
         num_eval_tasks: size of the fixed panel, the first tasks of the evaluation split.
         eval_temperature: sampling temperature in evaluation.
+        collapse_patience: warn once when success stays under half of its best for so many updates (docs/runs.md); 0
+            never warns.
     """
 
     eval_steps: int = option(10, count(0, fix="0 evaluates only before and after"))
     num_eval_tasks: int = option(64, count(1))
     eval_temperature: float = option(0.4, number(fix="0 is greedy"))
+    collapse_patience: int = option(10, count(0, fix="0 never warns"))
 
 
 @dataclass(frozen=True)
@@ -118,14 +121,20 @@ class SavingConfig(_Group):
         save_steps: checkpoint every so many updates; 0 only at the end.
         save_total_limit: checkpoints kept; None keeps all.
         log_completions: trajectories written out as readable text per update; 0 writes none.
-        report_to: any of ``"wandb"``, ``"tensorboard"``, or ``"all"`` that are installed, or ``"none"``; JSONL metrics
-            are always written.
+        report_to: any of ``"wandb"``, ``"tensorboard"``, ``"trackio"``, or ``"all"`` that are installed, or ``"none"``;
+            ``"wandb:project/name/group"`` says where to. JSONL metrics are always written.
+        logging_steps: say a line every so many updates, with means over them; 0 says none.
+        disable_tqdm: show no progress bars; None shows them where standard error is a terminal.
+        save_best: keep the model of the best evaluation in ``output_dir/best``.
     """
 
     save_steps: int = option(50, count(0, fix="0 saves only at the end"))
     save_total_limit: int | None = option(2, count(1, none="to keep all"))
     log_completions: int = option(2, count(0))
     report_to: tuple[str, ...] = ()
+    logging_steps: int = option(1, count(0, fix="0 says no line"))
+    disable_tqdm: bool | None = option(None, flag(none="to show bars in a terminal"))
+    save_best: bool = option(True, flag())
 
 
 @dataclass(init=False)

@@ -28,23 +28,17 @@ from .config import GRPOConfig
 from .distributed import sharded_for_generation, whole_for_generation
 from .encoder import Encoder
 from .first_update import FirstUpdate
-from .guard import (
-    EXIT_CODE,
-    Terminated,
-    TerminationGuard,
-    check_folder,
-    keep_later_records,
-    output_folder_lock,
-    set_aside,
-)
+from .guard import TerminationGuard
+from .hub import Published
 from .identity import describe_run
-from .life import evaluation_due, finish_update, is_finished, save_on_the_way_out, save_or_go_on, together
+from .life import evaluation_due, finish_update, is_finished, save_or_go_on, together
 from .loggers import MetricsLogger
 from .methods import Run, get_method
 from .methods.checks import check_contexts
 from .methods.modules import AttachedWeights, make_modules
 from .methods.tryout import try_options
 from .metrics import rollout_metrics
+from .monitor import Monitor
 from .phase import CreditPhase
 from .play import check_usable, make_collector, play_panel, play_tasks
 from .policy import make_policy
@@ -53,6 +47,7 @@ from .reference import InitialWeights
 from .rehearsal import check_processes, check_tasks, run_preflight
 from .resume import load_run, record_evaluation, rehearse_save, save_run
 from .rows import MicroBatchLimits
+from .session import claim_folder, run_session
 from .teacher import load_teacher, make_teacher
 from .terms import objective
 from .trl import given
@@ -61,7 +56,7 @@ from .update import optimise
 logger = logging.getLogger(__name__)
 
 
-class GRPOTrainer:
+class GRPOTrainer(Published):
     """Trains a causal language model on a task suite with turn-level credit.
 
     Args:
@@ -136,15 +131,17 @@ class GRPOTrainer:
         self.evaluation: dict[str, float] | None = None
         self.evaluation_due = True
         self.saved_step = -1
-        self.resumed = self.came_from_elsewhere = False
+        self.resumed = self.came_from_elsewhere = self.claimed = False
         self.shared_errors: list[BaseException] = []
         self.stepping = False
         self._played = -1
         self.skipped_steps = self.failed_saves = self.empty_updates = 0
         self.best: dict[str, float] = {}
+        self.tracker_runs: dict[str, dict[str, str]] = {}
+        self.monitor: Monitor | None = None
         self.eval_trajectories: list[Trajectory] = []
         self.limits = MicroBatchLimits.of(config, self.accelerator.device.type)
-        self.guard = TerminationGuard(immediate=self.accelerator.num_processes == 1)
+        self.guard = TerminationGuard(self.accelerator.num_processes == 1, self.accelerator.is_main_process)
 
         teacher_model = load_teacher(self.method, model, tokenizer)
         modules = make_modules(self.method, model, self.terms, config.seed)
@@ -199,7 +196,8 @@ class GRPOTrainer:
             allow_changed_config: resume although an option that matters differs from the checkpoint's.
 
         Raises:
-            SystemExit: with code 143 after SIGTERM, once a checkpoint is written.
+            SystemExit: with code 143 after SIGTERM, 130 after Ctrl-C (also a KeyboardInterrupt), once a checkpoint is
+                written.
             RuntimeError: another run is writing to ``output_dir``, or every rollout of several updates failed.
             FloatingPointError: more than ``max_skipped_steps`` losses or gradients were not finite.
             OSError: `output_dir` cannot be written to, or the last checkpoint could not be written.
@@ -207,37 +205,9 @@ class GRPOTrainer:
         An error ends the run with the last finished update in a checkpoint where that is possible; see
         docs/reliability.md.
         """
-        main = self.accelerator.is_main_process
-        check_folder(self.accelerator, self.folder)
-        with self.guard.installed(), output_folder_lock(self.folder) if main else contextlib.nullcontext():
-            if resume_from:
-                self.resume(resume_from, allow_changed_config=allow_changed_config)
-            if self.step == 0 and not self.resumed:
-                self.evaluation = None
-            if main and (self.came_from_elsewhere or (self.step == 0 and not self.resumed)):
-                set_aside(self.folder)
-            elif main and self.resumed:
-                keep_later_records(self.folder, self.step)
-            self.came_from_elsewhere = False
-            self.accelerator.wait_for_everyone()
-            log = self._logger()
-            ended = False
-            try:
-                evaluation = self._train(log)
-                ended = True
-                return evaluation
-            except Terminated:
-                if self.saved_step != self.step and not self.torn:
-                    self.save()
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
-                save_on_the_way_out(self, error)
-                raise
-            finally:
-                if log is not None:
-                    log.close(failed=not ended)
-            raise SystemExit(EXIT_CODE)
+        return run_session(self, resume_from, allow_changed_config)
 
-    def _train(self, log: MetricsLogger | None) -> dict[str, float]:
+    def run_updates(self, log: MetricsLogger | None) -> dict[str, float]:
         config = self.config
         self.run.start()
         if not is_finished(self, log):
@@ -252,6 +222,8 @@ class GRPOTrainer:
 
     def train_step(self) -> dict[str, float]:
         """One update: rollouts, scores, credit, optimiser steps. Returns its metrics, equal on every process."""
+        if not self.claimed:
+            claim_folder(self)
         clock = Clock()
         with self.guard.interruptible():
             trajectories = self.rollout(self.tasks_of(self.step))
@@ -350,6 +322,8 @@ class GRPOTrainer:
 
     def save(self) -> Path:
         """Write a checkpoint of the model (safetensors), the optimiser and everything that resuming needs."""
+        if not self.claimed:
+            claim_folder(self)
         root = save_run(self)
         self.announce_save(root)
         return root
@@ -388,13 +362,3 @@ class GRPOTrainer:
         weights = whole_for_generation if self.config.ds3_gather_for_generation else sharded_for_generation
         with self.accelerator.autocast(), weights(self.scorer):
             yield
-
-    def _logger(self) -> MetricsLogger | None:
-        if not self.accelerator.is_main_process:
-            return None
-        fresh = self.step == 0 and not self.resumed
-        # the line of an update whose evaluation is missing is written again
-        pending = self.update_metrics is not None and self.evaluation_due and self.evaluation is None
-        return MetricsLogger(
-            self.folder, self.config.report_to, self.config, None if fresh else self.step - int(pending)
-        )

@@ -1,4 +1,4 @@
-"""What protects a long run: one run per output folder, SIGTERM answered with a checkpoint, old ones kept apart."""
+"""What protects a long run: one run per output folder, signals answered with a checkpoint, old ones kept apart."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -27,33 +28,48 @@ EXIT_CODE = 128 + signal.SIGTERM
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived at a moment at which the weights are those of the last finished update."""
+    """SIGTERM or Ctrl-C arrived at a moment at which the weights are those of the last finished update."""
+
+
+class Interrupted(SystemExit, KeyboardInterrupt):
+    """Ends a run after Ctrl-C with code 130 and without a traceback; ``except KeyboardInterrupt`` sees it."""
 
 
 class TerminationGuard:
-    """Turns SIGTERM into a request that the training loop answers.
+    """Turns SIGTERM and Ctrl-C (SIGINT) into a request that the training loop answers.
+
+    In one process a second Ctrl-C, a second or more after the first, is a KeyboardInterrupt at once. With several
+    processes it is the launcher's to end them.
 
     Args:
         immediate: raise `Terminated` at once inside `interruptible` blocks. With several processes the request waits
             for the end of the update instead, when all of them can save together.
+        says: log that the request was heard; of several processes one does.
     """
 
-    def __init__(self, immediate: bool):
+    def __init__(self, immediate: bool, says: bool = True):
         self.requested = False
+        self.number = signal.SIGTERM
         self._immediate = immediate
+        self._says = says
         self._open = False
+        self._heard = 0.0
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Listen inside; the former handler comes back afterwards. Does nothing outside of the main thread."""
+        """Listen inside; the former handlers come back afterwards. Does nothing outside of the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        former = signal.signal(signal.SIGTERM, self._handle)
+        self.requested = False
+        # one that is ignored, as under nohup, stays so
+        heard = [number for number in _HEARD if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+        former = {number: signal.signal(number, self._handle) for number in heard}
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, former)
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -66,13 +82,31 @@ class TerminationGuard:
         finally:
             self._open = False
 
+    def exit(self, number: int) -> SystemExit:
+        """What ends the process after a signal, with 128 + its number as its code."""
+        return Interrupted(128 + number) if number == signal.SIGINT else SystemExit(128 + number)
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         first, self.requested = not self.requested, True
+        now = time.monotonic()
         if first:
-            logger.warning("SIGTERM: a checkpoint is written, then the run ends with code %d", EXIT_CODE)
+            self.number, self._heard = signal.Signals(signum), now
+            if self._says:
+                logger.warning(_HEARD[self.number] + (_AGAIN if self._immediate and signum == signal.SIGINT else ""))
+        # a launcher sends its processes the Ctrl-C that they got from the terminal already
+        elif self._immediate and signum == signal.SIGINT == self.number and now - self._heard > _SAME_SECONDS:
+            raise KeyboardInterrupt
         if self._immediate and self._open:
             self._open = False
             raise Terminated
+
+
+_HEARD = {
+    signal.SIGTERM: f"SIGTERM: a checkpoint is written, then the run ends with code {EXIT_CODE}",
+    signal.SIGINT: "Ctrl-C: every finished update is saved, then the run ends",
+}
+_AGAIN = "; once more ends it at once"
+_SAME_SECONDS = 1.0
 
 
 def check_folder(accelerator: Accelerator, folder: Path) -> None:
@@ -137,7 +171,8 @@ RUN_FILES = (
     "metrics.jsonl",
     "completions",
     "tensorboard",
-    "wandb_run_id.txt",
+    "tracker_runs.json",
+    "best",
     "eval_trajectories.jsonl.gz",
     "learning_curve.png",
     "failed-update-*.jsonl.gz",

@@ -44,6 +44,10 @@ FREE_OPTIONS = frozenset(
         "save_total_limit",
         "log_completions",
         "report_to",
+        "logging_steps",
+        "disable_tqdm",
+        "save_best",
+        "collapse_patience",
         "max_skipped_steps",
         "preflight",
     }

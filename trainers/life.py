@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from .budget import is_over
 from .distributed import agree_max
 from .guard import Terminated
 from .loggers import MetricsLogger
+from .model_files import keep_best
 from .resume import save_run
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def finish_update(trainer: GRPOTrainer, log: MetricsLogger | None) -> None:
     """Evaluate where it is due, call `on_step_end`, and write the line of the update, whatever of it there is.
 
     Raises:
-        Terminated: SIGTERM arrived meanwhile.
+        Terminated: SIGTERM or Ctrl-C arrived meanwhile.
     """
     line = dict(trainer.update_metrics or {})
     if trainer.step:
@@ -78,6 +80,8 @@ def finish_update(trainer: GRPOTrainer, log: MetricsLogger | None) -> None:
         with together(trainer.accelerator, trainer.shared_errors):
             if trainer.evaluation_due and trainer.evaluation is None:
                 trainer.evaluate()
+            if trainer.evaluation_due:
+                keep_best(trainer)
             if trainer.step:
                 line |= (trainer.evaluation or {}) if trainer.evaluation_due else {}
                 for callback in trainer.callbacks:
@@ -87,7 +91,11 @@ def finish_update(trainer: GRPOTrainer, log: MetricsLogger | None) -> None:
             line |= trainer.evaluation or {}
         if log is not None:
             log.log(trainer.step, line)
-    if agree_max(trainer.accelerator, [int(trainer.guard.requested)])[0]:
+        if trainer.monitor is not None:
+            trainer.monitor.after_update(trainer, line)
+    guard = trainer.guard
+    if number := agree_max(trainer.accelerator, [int(guard.requested) * guard.number])[0]:
+        guard.number = signal.Signals(number)  # all end with one code, whoever heard of it
         raise Terminated
 
 

@@ -1,28 +1,23 @@
-"""Where metrics go: JSON lines always, Weights & Biases and TensorBoard when asked for."""
+"""Where metrics go: JSON lines always, trackers when asked for."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import math
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..rollout.types import Trajectory
+from .checkpoint import replace_text
+from .trackers import RUNS, Tracker, open_tracker, read_runs
 
 if TYPE_CHECKING:
     from .config import GRPOConfig
 
 logger = logging.getLogger(__name__)
-
-TRACKERS = ("wandb", "tensorboard")
-
-WANDB_ID = "wandb_run_id.txt"
-"""File in the output folder: the Weights & Biases run that a continued run goes on with."""
 
 
 class MetricsLogger:
@@ -32,12 +27,20 @@ class MetricsLogger:
 
     Args:
         folder: output folder.
-        report_to: ``"wandb"`` and/or ``"tensorboard"``.
+        report_to: entries of `turncredit.trainers.trackers.Target`.
         config: logged once to the trackers.
         resume_step: on resume, lines of later updates are removed first; None starts a new file.
+        runs: the trackers' runs that a checkpoint names, by tracker; gets those that are open now.
     """
 
-    def __init__(self, folder: Path, report_to: Sequence[str], config: GRPOConfig, resume_step: int | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        report_to: Sequence[str],
+        config: GRPOConfig,
+        resume_step: int | None = None,
+        runs: dict[str, dict[str, str]] | None = None,
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.jsonl"
         kept = [] if resume_step is None else [line for line in read_metrics(self.path) if line["step"] <= resume_step]
@@ -45,13 +48,18 @@ class MetricsLogger:
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         temporary.replace(self.path)
         self._last = kept[-1]["step"] if kept else -1
-        self._trackers: list[Any] = []
+        self.kept = kept
+        self._trackers: list[Tracker] = []
+        runs = {} if runs is None else runs
+        if resume_step is not None:
+            runs |= {name: run for name, run in read_runs(folder).items() if name not in runs}
         for name in report_to:
             try:
-                tracker = _Wandb(folder, config, resume_step) if name == "wandb" else _TensorBoard(folder, resume_step)
-                self._trackers.append(tracker)
+                self._trackers.append(open_tracker(name, folder, config, resume_step, runs))
             except Exception as error:
-                logger.warning("%s is not available and is left out: %s", name, error)
+                logger.warning("%s is not available and is left out: %s", name.partition(":")[0], error)
+        if runs:
+            replace_text(folder / RUNS, json.dumps(runs))
 
     def has(self, step: int) -> bool:
         """Whether the newest line is that update's."""
@@ -139,71 +147,6 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
         except (TypeError, ValueError, RuntimeError):
             logger.warning("metric %s is no number but a %s and is left out", name, type(value).__name__)
     return numbers
-
-
-def trackers(report_to: Any) -> tuple[str, ...]:
-    """The trackers that ``report_to`` names: None and ``"none"`` are none, ``"all"`` those that are installed.
-
-    Raises:
-        TypeError: neither a name nor a sequence of names.
-        ValueError: an unknown name, or ``"none"`` or ``"all"`` beside others.
-    """
-    names = [report_to] if isinstance(report_to, str) else list(report_to or ())
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f'GRPOConfig: report_to must be names of trackers, got {report_to!r}; write "wandb" or "none"')
-    if names in ([], ["none"]):
-        return ()
-    if names == ["all"]:
-        return tuple(name for name in TRACKERS if importlib.util.find_spec(name) is not None)
-    if unknown := sorted(set(names) - set(TRACKERS)):
-        raise ValueError(
-            f'GRPOConfig: report_to must be "none", "all" or any of {TRACKERS}, got {unknown}; '
-            "metrics.jsonl is always written and can be sent anywhere"
-        )
-    return tuple(dict.fromkeys(names))
-
-
-class _Wandb:
-    """A run of Weights & Biases. One that the user opened is used and left open; one of our own is continued on resume
-    by the id in the output folder, and finished at the end."""
-
-    def __init__(self, folder: Path, config: GRPOConfig, resume_step: int | None):
-        import wandb
-
-        self._own = getattr(wandb, "run", None) is None
-        if not self._own:
-            self._run: Any = wandb.run
-            return
-        file = folder / WANDB_ID
-        known = file.read_text(encoding="utf-8").strip() if resume_step is not None and file.is_file() else ""
-        name = known or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
-        project = os.environ.get("WANDB_PROJECT", "turncredit")
-        self._run = wandb.init(project=project, dir=str(folder), config=config.to_dict(), id=name, resume="allow")
-        file.write_text(name + "\n", encoding="utf-8")
-
-    def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self, failed: bool) -> None:
-        if self._own:
-            self._run.finish(exit_code=int(failed))
-
-
-class _TensorBoard:
-    def __init__(self, folder: Path, resume_step: int | None):
-        from torch.utils.tensorboard import SummaryWriter
-
-        # events of updates that a resumed run makes again are hidden
-        purge = None if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
-
-    def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self, failed: bool) -> None:
-        self._writer.close()
 
 
 def readable(trajectory: Trajectory, advantages: Sequence[float] | None = None) -> str:

@@ -19,6 +19,7 @@ from .config import GRPOConfig
 from .distributed import agree_max, zero_stage
 from .life import together
 from .metrics import TrajectorySummary, rollout_metrics
+from .monitor import bars_shown
 from .records import gather_summaries
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def check_usable(trainer: GRPOTrainer, trajectories: Sequence[TrajectorySummary]
 @contextlib.contextmanager
 def _bar(trainer: GRPOTrainer, total: int, description: str) -> Iterator[Any]:
     """A progress bar on the main process, or None."""
-    if not (trainer.progress and trainer.accelerator.is_main_process):
+    shown = trainer.progress and bars_shown(trainer.config.disable_tqdm)
+    if not (shown and trainer.accelerator.is_main_process):
         yield None
         return
     from tqdm import tqdm

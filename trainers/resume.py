@@ -28,6 +28,8 @@ from .checkpoint import (
 from .distributed import agree_max, full_weights, is_sharded, load_full_weights, zero_stage
 from .guard import set_later_aside
 from .identity import check_resumable, describe_suite, fingerprint_of, is_adapted, plain, unmoved
+from .model_files import RUN_CARD as RUN_CARD
+from .model_files import gather_weights, write_model
 from .optimizer_state import collect_optimizer, restore_optimizer
 from .rehearsal import check_saveable
 from .rows import MicroBatchLimits
@@ -39,9 +41,6 @@ logger = logging.getLogger(__name__)
 
 EVALUATION = "evaluation.json"
 """File in a checkpoint: the metrics of the evaluation that followed it. It is not in the manifest."""
-
-RUN_CARD = "turncredit.json"
-"""File beside a saved model: the suite, with its prompt format, that the model was trained on."""
 
 
 def rng_state() -> dict[str, Any]:
@@ -77,8 +76,7 @@ def save_run(trainer: GRPOTrainer) -> Path:
     """
     root = trainer.folder / "checkpoints"
     accelerator, main = trainer.accelerator, trainer.accelerator.is_main_process
-    # an adapter's checkpoint holds no frozen weight
-    weights = full_weights(trainer.model, keep=main, trainable_only=is_adapted(trainer.model))
+    weights = gather_weights(trainer)
     optimizer = collect_optimizer(accelerator, trainer.scorer, trainer.optimizer)
     parts = {name: part.state_dict() for name, part in trainer.parts.items()}
     rng = gather_object([rng_state()])
@@ -123,9 +121,7 @@ def _write(
     rng: list[Any],
 ) -> None:
     model = trainer.model
-    model.save_pretrained(folder / "model", state_dict={**weights, **_beside_parameters(model, weights)})
-    trainer.tokenizer.save_pretrained(folder / "model")
-    (folder / "model" / RUN_CARD).write_text(json.dumps({"suite": trainer.description["suite"]}), encoding="utf-8")
+    write_model(trainer, folder / "model", weights)
     if is_adapted(model):
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         save_file({name: weights[name].contiguous() for name in trained}, folder / "trained.safetensors")
@@ -138,20 +134,6 @@ def _write(
         (folder / EVALUATION).write_text(json.dumps(trainer.evaluation), encoding="utf-8")
 
 
-def _beside_parameters(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """Persistent buffers, and weights that are tied although the model does not say so: a reader would not tie them."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    extra = {name: value.clone() for name, value in model.state_dict().items() if name not in parameters}
-    if is_adapted(model):
-        return extra
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    declared = getattr(model, "all_tied_weights_keys", None) or {}
-    for name, parameter in parameters.items():
-        if name not in weights and name not in declared:
-            extra[name] = weights[first[id(parameter)]].clone()
-    return extra
-
-
 def _state(trainer: GRPOTrainer) -> dict[str, Any]:
     return {
         "step": trainer.step,
@@ -159,6 +141,7 @@ def _state(trainer: GRPOTrainer) -> dict[str, Any]:
         "skipped_steps": trainer.skipped_steps,
         "empty_updates": trainer.empty_updates,
         "best": trainer.best,
+        "tracker_runs": trainer.tracker_runs,
         "metrics": trainer.update_metrics,
         "evaluation_due": trainer.evaluation_due,
         "micro_batch": [trainer.limits.tokens, trainer.limits.rows],
@@ -258,6 +241,7 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
         load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[accelerator.process_index])
     trainer.step, trainer.best = state["step"], state["best"]
     trainer.environment_steps = state.get("environment_steps", 0)
+    trainer.tracker_runs = state.get("tracker_runs", {})
     trainer.skipped_steps, trainer.empty_updates = state["skipped_steps"], state["empty_updates"]
     config = state["config"]
     asked = state.get("micro_batch_asked") or [config["micro_batch_tokens"], config.get("per_device_train_batch_size")]

@@ -19,7 +19,7 @@ _BATCH = (
     "micro_batch_tokens into forward passes"
 )
 _PRECISION = 'pass accelerator=Accelerator(mixed_precision="bf16")'
-_TRACKER = "set WANDB_PROJECT and WANDB_NAME, or open the tracker's run yourself"
+_TRACKER = 'write report_to="wandb:project/name/group"'
 _CLIPPED = "the policy's term is that of policy_loss; another one is a loss term of a method of your own"
 
 # name -> the value that says what is done here anyway, and where to go otherwise
@@ -53,14 +53,13 @@ _ABSENT: dict[str, tuple[Any, str]] = {
     "deepspeed": (None, "give the DeepSpeed configuration to `accelerate launch`"),
     "optim": ("adamw_torch", "the optimiser is AdamW"),
     "warmup_ratio": (0.0, "warmup_steps counts updates"),
-    "logging_steps": (1, "every update is logged"),
     "save_strategy": ("steps", "use save_steps, 0 for the end alone"),
     "eval_strategy": ("steps", "use eval_steps, 0 for the ends alone"),
     "run_name": (None, _TRACKER),
     "project": (None, _TRACKER),
     "num_completions_to_print": (None, "log_completions is the number of trajectories written out"),
     "resume_from_checkpoint": (None, "call trainer.train(resume_from=True)"),
-    "push_to_hub": (False, "upload the checkpoint's model folder"),
+    "push_to_hub": (False, "call trainer.push_to_hub(repo_id) after train()"),
     "remove_unused_columns": (False, "tasks have no columns"),
 }
 

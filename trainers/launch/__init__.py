@@ -20,7 +20,7 @@ from ..config import GRPOConfig
 from ..grpo import GRPOTrainer
 from .options import check_method, given_options, import_methods, make_config, make_parser
 from .policy import load_model, load_policy, lora_config, resolve_policy
-from .report import Report, plot_learning_curve, summarize
+from .report import plot_learning_curve, summarize
 from .run_curves import plot_runs
 
 __all__ = [
@@ -140,7 +140,6 @@ def run(args: argparse.Namespace, suite: TaskSuite, config: GRPOConfig, source: 
         ref_model=load_model(source, args.attn_implementation) if again else None,
         peft_config=None if args.eval_only else lora_config(args),
         progress=True,
-        callbacks=[] if args.eval_only else [Report(say)],
     ) as trainer:
         if args.eval_only:
             for privileged in (False, True):

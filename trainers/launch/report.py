@@ -1,4 +1,4 @@
-"""What a training script says while it runs, and what it leaves in the run's folder at the end."""
+"""What a training script says at the end, and what it leaves in the run's folder."""
 
 from __future__ import annotations
 
@@ -7,34 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...rollout import save_trajectories
-from ..callbacks import GRPOCallback
 from ..loggers import read_metrics
 
 if TYPE_CHECKING:
     from ..grpo import GRPOTrainer
-
-
-class Report(GRPOCallback):
-    """One line per update and per evaluation. Args: say: called like ``print``."""
-
-    def __init__(self, say: Callable[..., None]):
-        self.say = say
-
-    def on_step_end(self, trainer: GRPOTrainer, metrics: dict[str, float]) -> None:
-        names = {
-            "success": "rollout/success",
-            "turns": "rollout/turns",
-            "invalid": "rollout/invalid_turns",
-            "grad": "train/grad_norm",
-            "kl": "train/kl",
-        }
-        text = "  ".join(f"{short} {metrics[name]:.3f}" for short, name in names.items() if name in metrics)
-        self.say(f"update {trainer.step:4d}  {text}  {metrics['time/total_seconds']:.1f} s", flush=True)
-
-    def on_evaluate(self, trainer: GRPOTrainer, metrics: dict[str, float]) -> None:
-        for name, value in metrics.items():
-            if name.endswith("/success"):
-                self.say(f"evaluation after {trainer.step} updates: {name} {value:.3f}", flush=True)
 
 
 def summarize(trainer: GRPOTrainer, after: dict[str, float], say: Callable[..., None]) -> None:
