@@ -118,6 +118,8 @@ class SavingConfig(_Group):
         save_steps: checkpoint every so many updates; 0 only at the end.
         save_total_limit: checkpoints kept; None keeps all.
         log_completions: trajectories written out as readable text per update; 0 writes none.
+        save_rollouts: keep an update's trajectories with log-probs and credit every so many updates; 0 or None never.
+        save_rollouts_limit: updates whose rollouts are kept; None keeps all.
         report_to: any of ``"wandb"``, ``"tensorboard"``, or ``"all"`` that are installed, or ``"none"``; JSONL metrics
             are always written.
     """
@@ -125,6 +127,8 @@ class SavingConfig(_Group):
     save_steps: int = option(50, count(0, fix="0 saves only at the end"))
     save_total_limit: int | None = option(2, count(1, none="to keep all"))
     log_completions: int = option(2, count(0))
+    save_rollouts: int | None = option(None, count(0, none="to save none"))
+    save_rollouts_limit: int | None = option(10, count(1, none="to keep all"))
     report_to: tuple[str, ...] = ()
 
 
