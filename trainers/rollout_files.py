@@ -2,8 +2,8 @@
 
 ``rollouts/step-000010/process-0.jsonl.gz`` holds the trajectories that credit was computed from, with the log-probs
 that it read and the teacher's; ``process-0.json`` beside it which method computed it, with every option; and
-``process-0.safetensors`` the credit, and signals that do not follow from the trajectories. Every process writes its own,
-as rollouts of a task lie on one process and credit is computed there.
+``process-0.safetensors`` the credit, and signals that do not follow from the trajectories. Every process writes its
+own, as rollouts of a task lie on one process and credit is computed there.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,11 @@ import torch
 from helpers.processes import finish, start
 from helpers.recorder import ALIGN, ALIGNED, NAMES, PAIRS
 from helpers.run_rollout_files import play
+from helpers.toy import ToySuite
 
 from turncredit.credit import CreditInputs, get_credit
 from turncredit.rollout import load_trajectories, to_pandas
-from turncredit.trainers import load_rollouts
+from turncredit.trainers import load_rollouts, rollout_files
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "run_rollout_files.py"
 OTHERWISE = [
@@ -63,6 +66,14 @@ def test_every_method_says_what_it_said(tmp_path, name):
         assert kept.credit is None
         with pytest.raises(ValueError, match=f"method must give credit, got '{name}'"):
             kept.recompute()
+    text = (tmp_path / "completions" / "step-000001.txt").read_text(encoding="utf-8")
+    shown = [float(weight) for weight in re.findall(r"weight ([\d.]+)", text)]
+    assert shown == pytest.approx(kept.credit.turn_weights.tolist(), abs=1e-3)
+    means = kept.trained_advantages.sum(1) / kept.inputs().token_counts
+    assert [float(value) for value in re.findall(r"advantage (\S+)", text)] == pytest.approx(means.tolist(), abs=1e-3)
+    turns = [turn for trajectory in kept.trajectories for turn in trajectory.turns]
+    assert re.findall(r"^action: (.*)$", text, re.M) == [turn.action for turn in turns]
+    assert text.count("INVALID") == sum(not turn.valid for turn in turns)
         return
     assert_same(kept.recompute(), seen[0][1])
     assert_same(kept.credit, seen[0][1])
@@ -71,11 +82,21 @@ def test_every_method_says_what_it_said(tmp_path, name):
     assert rows["weight"].tolist() == kept.credit.turn_weights.double().tolist()
 
 
+class CleanSteps(ToySuite):
+    """Everything that was said is thinking."""
+
+    causal_span = "clean_step"
+
+    def parse(self, response):
+        return replace(super().parse(response), thinking=response, thinking_span=(0, len(response)))
+
+
 def test_tokens_of_a_clean_step_do_not_follow_from_the_trajectories_and_are_kept(tmp_path):
-    seen = play(tmp_path, credit="step_opsd", credit_options={"causal_span": "clean_step"}, max_steps=1)
+    seen = play(tmp_path, suite=CleanSteps(num_tasks=8, lenient=True), credit="step_opsd", max_steps=1)
     kept = load_rollouts(file_of(tmp_path, 1))
     inputs, credit = seen[0]
-    assert list(kept.signals) == ["valid_actions", "anchor_ids", "turn_rewards", "span_mask"]
+    assert kept.about["left_out"] == ["anchor_ids"]
+    assert [name for name, value in kept.signals.items() if value is not None] == ["span_mask"]
     assert torch.equal(kept.inputs().span_mask, inputs.span_mask)
     assert not torch.equal(CreditInputs.from_trajectories(kept.trajectories).span_mask, inputs.span_mask)
     assert_same(kept.recompute(), credit)
@@ -84,30 +105,44 @@ def test_tokens_of_a_clean_step_do_not_follow_from_the_trajectories_and_are_kept
 
 
 def test_files_come_every_so_many_updates_and_the_oldest_go(tmp_path):
-    play(tmp_path, max_steps=7, save_rollouts=2, save_rollouts_limit=2)
-    assert sorted(path.name for path in (tmp_path / "rollouts").iterdir()) == ["step-000004", "step-000006"]
+    play(tmp_path, max_steps=5, save_rollouts=2, save_rollouts_limit=1)
+    assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step-000004"]
     names = [f"process-0.{ending}" for ending in ("json", "jsonl.gz", "safetensors")]
-    assert sorted(path.name for path in (tmp_path / "rollouts" / "step-000006").iterdir()) == names
+    assert sorted(path.name for path in (tmp_path / "rollouts" / "step-000004").iterdir()) == names
 
 
-@pytest.mark.parametrize("off", [0, None])
-def test_nothing_is_kept_unless_asked(tmp_path, off):
-    play(tmp_path, max_steps=1, save_rollouts=off)
+def test_nothing_is_kept_where_it_is_off(tmp_path):
+    play(tmp_path, max_steps=1, save_rollouts=0)
     assert not (tmp_path / "rollouts").exists()
 
 
-def test_a_disk_that_takes_nothing_costs_the_files_only(tmp_path, caplog):
-    (tmp_path / "rollouts").write_text("in the way")
+def test_a_full_disk_costs_the_files_only(tmp_path, caplog, monkeypatch):
+    def full(*arguments):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(rollout_files, "save_trajectories", full)
     with caplog.at_level(logging.WARNING):
-        assert len(play(tmp_path, save_rollouts=1)) == 2
-    assert "rollouts of update 2 could not be saved" in caplog.text
+        assert len(play(tmp_path, max_steps=1)) == 1
+    assert "rollouts of update 1 could not be saved: the disk is full" in caplog.text
 
 
-def test_failed_episodes_stand_beside_and_replayed_turns_keep_their_own(tmp_path):
-    play(tmp_path, credit="vineppo", max_steps=1)
-    assert load_rollouts(file_of(tmp_path, 1)).about["failed"] == []
+class OneBroken(ToySuite):
+    def tasks(self, split):
+        tasks = super().tasks(split)
+        return [replace(task, id="red-broken") if split == "train" and place == 0 else task
+                for place, task in enumerate(tasks)]  # fmt: skip
 
 
+def test_failed_episodes_have_no_credit_and_stand_beside(tmp_path):
+    play(tmp_path, suite=OneBroken(num_tasks=4), credit="agent_opsd", max_steps=1, log_completions=16)
+    kept = load_rollouts(file_of(tmp_path, 1))
+    assert len(kept.trajectories) == 12
+    assert [line[:2] for line in kept.about["failed"]] == [["red-broken", index] for index in range(4)]
+    assert "this task cannot be reset" in kept.about["failed"][0][2]
+    kept.recompute()
+
+
+@pytest.mark.slow
 def test_each_of_two_processes_keeps_its_own(tmp_path):
     options = json.dumps({"boundary_low": 0.0, "boundary_high": 1.0, **PAIRS})
     for name, given in (("align_opsd", options), ("posterior", "{}"), ("empg", '{"bonus": 0.2}')):
