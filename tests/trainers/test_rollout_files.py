@@ -66,14 +66,6 @@ def test_every_method_says_what_it_said(tmp_path, name):
         assert kept.credit is None
         with pytest.raises(ValueError, match=f"method must give credit, got '{name}'"):
             kept.recompute()
-    text = (tmp_path / "completions" / "step-000001.txt").read_text(encoding="utf-8")
-    shown = [float(weight) for weight in re.findall(r"weight ([\d.]+)", text)]
-    assert shown == pytest.approx(kept.credit.turn_weights.tolist(), abs=1e-3)
-    means = kept.trained_advantages.sum(1) / kept.inputs().token_counts
-    assert [float(value) for value in re.findall(r"advantage (\S+)", text)] == pytest.approx(means.tolist(), abs=1e-3)
-    turns = [turn for trajectory in kept.trajectories for turn in trajectory.turns]
-    assert re.findall(r"^action: (.*)$", text, re.M) == [turn.action for turn in turns]
-    assert text.count("INVALID") == sum(not turn.valid for turn in turns)
         return
     assert_same(kept.recompute(), seen[0][1])
     assert_same(kept.credit, seen[0][1])
@@ -140,6 +132,14 @@ def test_failed_episodes_have_no_credit_and_stand_beside(tmp_path):
     assert [line[:2] for line in kept.about["failed"]] == [["red-broken", index] for index in range(4)]
     assert "this task cannot be reset" in kept.about["failed"][0][2]
     kept.recompute()
+    text = (tmp_path / "completions" / "step-000001.txt").read_text(encoding="utf-8")
+    shown = [float(weight) for weight in re.findall(r"weight ([\d.]+)", text)]
+    assert shown == pytest.approx(kept.credit.turn_weights.tolist(), abs=1e-3)
+    means = kept.trained_advantages.sum(1) / kept.inputs().token_counts
+    assert [float(value) for value in re.findall(r"advantage (\S+)", text)] == pytest.approx(means.tolist(), abs=1e-3)
+    turns = [turn for trajectory in kept.trajectories for turn in trajectory.turns]
+    assert re.findall(r"^action: (.*)$", text, re.M) == [turn.action for turn in turns]
+    assert text.count("INVALID") == sum(not turn.valid for turn in turns)
 
 
 @pytest.mark.slow
