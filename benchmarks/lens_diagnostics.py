@@ -3,16 +3,18 @@
     python benchmarks/lens_diagnostics.py exact
     python benchmarks/lens_diagnostics.py alfworld --teacher outputs/alfworld_diligent
 
-Of every turn of sampled trajectories the divergence KL(pi || pi_T) and the gain of a hint in that turn alone. *agree*: share of
-trajectories whose turn of maximal KL is the turn of maximal gain; *chance*: the same of a turn picked at random; *no help*: share of turns
-at which the hint does not help (gain <= 0), of those that have a gain at all; *correlation* of both within trajectories.
+Of every turn of sampled trajectories: the divergence KL(pi || pi_T), and the gain of a hint in that turn alone.
+*agree*: share of trajectories whose turn of maximal KL is the turn of maximal gain; *chance*: the same of a turn picked
+at random; *no help*: share of turns at which the hint does not help (gain <= 0), of those that have a gain at all;
+*correlation* of both within trajectories.
 
-Exact: processes with known values, the hinted student acts as the teacher would, pi_T prop. to pi exp(hint); gain =
-sum_a (pi_T - pi)(a | s) Q(s, a). Turns whose gain is 0 whatever is hinted have none.
+Exact: processes with known values; the hinted student acts as the teacher would, pi_T prop. to pi exp(hint), and
+gain = sum_a (pi_T - pi)(a | s) Q(s, a). Where no action changes anything there is no gain.
 
-ALFWorld: the embedded policy, in each turn with the suite's hint and without, `--pairs` times, three turns each; gain is the mean
-difference of the teacher's mean log-likelihood (the paper's evaluator) or, with `--evaluator return --horizon 14`, of the return. *no help* counts
-single pairs, as the method sees one; *agree* is by the mean over pairs. The teacher is --teacher, or the policy under the hint.
+ALFWorld: the embedded policy, in each turn with the suite's hint and without, `--pairs` times, three turns each. Gain
+is the difference of the teacher's mean log-likelihood (the paper's evaluator), or of the return with `--evaluator
+return --horizon 14`. *no help* counts single pairs, as the method sees one; *agree* is by the mean over pairs. The
+teacher is --teacher, or the policy under the hint.
 """
 
 from __future__ import annotations
@@ -125,12 +127,11 @@ def alfworld(args: argparse.Namespace) -> None:
         mine = (batch.trajectory_ids == owner).nonzero().flatten()
         proposed[mine[kl[mine].argmax()]] = True
     at = proposed[[row for row, _ in pairs]]
-    print(
-        f"{len(batch.trajectories)} trajectories, {len(pairs)} turns, {args.pairs} pairs, horizon {args.horizon}, {args.evaluator}: agree "
-        f"{found_all['agree']:.3f} (chance {found_all['chance']:.3f}), no help {useless:.3f} (by the mean over pairs {never:.3f}; at the "
-        f"proposed turns {float((single[:, at] <= 0).double().mean()):.3f}), correlation {found_all['correlation']:.3f}, mean gain "
-        f"{float(mean.nanmean()):.4f}"
-    )
+    there = float((single[:, at] <= 0).double().mean())
+    print(f"{len(batch.trajectories)} trajectories, {len(pairs)} turns, {args.pairs} pairs of {args.horizon} turns")
+    print(f"by {args.evaluator}: agree {found_all['agree']:.3f}, chance {found_all['chance']:.3f}")
+    print(f"no help {useless:.3f}, by the mean over pairs {never:.3f}, at the proposed turns {there:.3f}")
+    print(f"correlation {found_all['correlation']:.3f}, mean gain {float(mean.nanmean()):.4f}")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from .callbacks import GRPOCallback
 from .config import EnvironmentConfig, EvaluationConfig, GRPOConfig, ObjectiveConfig, OptimizerConfig, SavingConfig
 from .grpo import GRPOTrainer
 from .methods import Method, Run, Teacher, get_method, list_methods, provides, register_context, register_method
+from .rollout_files import SavedRollouts, load_rollouts
 from .rows import TrainRows
 from .terms import LossTerm, TokenBatch
 
@@ -25,12 +26,14 @@ __all__ = [
     "ObjectiveConfig",
     "OptimizerConfig",
     "Run",
+    "SavedRollouts",
     "SavingConfig",
     "Teacher",
     "TokenBatch",
     "TrainRows",
     "get_method",
     "list_methods",
+    "load_rollouts",
     "provides",
     "register_context",
     "register_method",

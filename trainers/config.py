@@ -121,6 +121,8 @@ class SavingConfig(_Group):
         save_steps: checkpoint every so many updates; 0 only at the end.
         save_total_limit: checkpoints kept; None keeps all.
         log_completions: trajectories written out as readable text per update; 0 writes none.
+        save_rollouts: keep an update's trajectories with log-probs and credit every so many updates; 0 or None never.
+        save_rollouts_limit: updates whose rollouts are kept; None keeps all.
         report_to: any of ``"wandb"``, ``"tensorboard"``, ``"trackio"``, or ``"all"`` that are installed, or ``"none"``;
             ``"wandb:project/name/group"`` says where to. JSONL metrics are always written.
         logging_steps: say a line every so many updates, with means over them; 0 says none.
@@ -131,6 +133,8 @@ class SavingConfig(_Group):
     save_steps: int = option(50, count(0, fix="0 saves only at the end"))
     save_total_limit: int | None = option(2, count(1, none="to keep all"))
     log_completions: int = option(2, count(0))
+    save_rollouts: int | None = option(None, count(0, none="to save none"))
+    save_rollouts_limit: int | None = option(10, count(1, none="to keep all"))
     report_to: tuple[str, ...] = ()
     logging_steps: int = option(1, count(0, fix="0 says no line"))
     disable_tqdm: bool | None = option(None, flag(none="to show bars in a terminal"))

@@ -46,6 +46,7 @@ from .records import Clock, gather_summaries, keep_rollouts, mean_over_processes
 from .reference import InitialWeights
 from .rehearsal import check_processes, check_tasks, run_preflight
 from .resume import load_run, record_evaluation, rehearse_save, save_run
+from .rollout_files import save_rollouts
 from .rows import MicroBatchLimits
 from .session import claim_folder, run_session
 from .teacher import load_teacher, make_teacher
@@ -224,7 +225,7 @@ class GRPOTrainer(Published):
         """One update: rollouts, scores, credit, optimiser steps. Returns its metrics, equal on every process."""
         if not self.claimed:
             claim_folder(self)
-        clock = Clock()
+        clock, result = Clock(), None
         with self.guard.interruptible():
             trajectories = self.rollout(self.tasks_of(self.step))
         stats = self.collector.stats
@@ -242,6 +243,7 @@ class GRPOTrainer(Published):
                     if result.inputs is not None and result.credit is not None:
                         for callback in self.callbacks:
                             callback.on_credit(self, result.inputs, result.credit)
+                save_rollouts(self, trajectories, result)
                 metrics = mean_over_processes(self.accelerator, result.metrics, len(batch.trajectories))
                 if self.first is not None:
                     self.first.check_rollouts(self.tokenizer, batch, self.collector.chat_template_kwargs)
@@ -251,7 +253,7 @@ class GRPOTrainer(Published):
                 times["training"] = clock.lap()
         finally:
             if self.accelerator.is_main_process:
-                write_completions(self.folder, trajectories[: self.config.log_completions], self.step)
+                write_completions(self.folder, trajectories[: self.config.log_completions], self.step, result)
         summaries = gather_summaries(self.accelerator, trajectories)
         metrics |= rollout_metrics(summaries) | count_steps(self)
         check_usable(self, summaries)

@@ -170,6 +170,7 @@ RUN_FILES = (
     "checkpoints",
     "metrics.jsonl",
     "completions",
+    "rollouts",
     "tensorboard",
     "tracker_runs.json",
     "best",
@@ -229,20 +230,21 @@ def set_later_aside(folder: Path, step: int) -> Path | None:
 
 
 def keep_later_records(folder: Path, step: int) -> None:
-    """Before a run goes on from an older checkpoint: keep its log, and completions of later updates, under a number."""
+    """Before a run goes on from an older checkpoint: keep its log, and what later updates wrote, under a number."""
     if not any(int(path.name.rpartition("-")[2]) > step for path in list_checkpoints(folder / "checkpoints")):
         return
-    log, completions = folder / "metrics.jsonl", folder / "completions"
+    log = folder / "metrics.jsonl"
     if log.is_file():
         target = unused(log)
         shutil.copy2(log, target)
         logger.warning("the log with its lines after update %d is kept as %s", step, target.name)
-    later = [path for path in completions.glob("step-*.txt") if int(path.stem.rpartition("-")[2]) > step]
-    if later:
-        target = unused(completions)
-        target.mkdir()
-        for path in later:
-            path.rename(target / path.name)
+    for records, pattern in ((folder / "completions", "step-*.txt"), (folder / "rollouts", "step-*")):
+        later = [path for path in records.glob(pattern) if int(path.stem.rpartition("-")[2]) > step]
+        if later:
+            target = unused(records)
+            target.mkdir()
+            for path in later:
+                path.rename(target / path.name)
 
 
 def unused(folder: Path) -> Path:

@@ -43,6 +43,8 @@ FREE_OPTIONS = frozenset(
         "save_steps",
         "save_total_limit",
         "log_completions",
+        "save_rollouts",
+        "save_rollouts_limit",
         "report_to",
         "logging_steps",
         "disable_tqdm",

@@ -149,16 +149,26 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
-def readable(trajectory: Trajectory, advantages: Sequence[float] | None = None) -> str:
-    """A trajectory as text a person can read: every turn's observation, response, validity and credit."""
+def readable(
+    trajectory: Trajectory, advantages: Sequence[float] | None = None, weights: Sequence[float] | None = None
+) -> str:
+    """A trajectory as text a person can read: every turn's observation, response, action, reward, validity and credit.
+
+    Args:
+        trajectory: any.
+        advantages, weights: one per turn that was sampled, those behind the replayed ones; None leaves them out.
+    """
     head = (
         f"task {trajectory.task_id} ({trajectory.task_type}), rollout {trajectory.rollout_index}: "
         f"reward {trajectory.reward:g}, success {trajectory.success:g}, ended by {trajectory.stop_reason.value}"
     )
     lines = [head + (f" [{trajectory.failure}]" if trajectory.failure else "")]
     for index, turn in enumerate(trajectory.turns):
-        credit = f"  advantage {advantages[index]:+.3f}" if advantages is not None else ""
-        lines.append(f"--- turn {index}{'' if turn.valid else '  INVALID'}{credit}")
-        lines.append(f"observation: {turn.observation}")
-        lines.append(f"response: {turn.response}")
+        own = index - trajectory.replayed
+        marks = "" if turn.valid else "  INVALID"
+        marks += "  replayed" if own < 0 else ""
+        marks += f"  advantage {advantages[own]:+.3f}" if advantages is not None and own >= 0 else ""
+        marks += f"  weight {weights[own]:.3f}" if weights is not None and own >= 0 else ""
+        lines.append(f"--- turn {index}{marks}  reward {turn.reward:g}")
+        lines += [f"observation: {turn.observation}", f"response: {turn.response}", f"action: {turn.action}"]
     return "\n".join(lines) + "\n"

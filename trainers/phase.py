@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from ..credit import Credit, CreditInputs
+from ..credit import Credit, CreditInputs, CreditMethod
 from ..credit.signals import list_signals
 from .batch import TurnBatch
 from .methods.checks import check_signal
@@ -21,13 +21,15 @@ from .rows import TrainRows
 class PhaseResult:
     """Rows to train on, the credit with its inputs (None without a usable turn), metrics of this process.
 
-    Metrics say what they were taken over (:mod:`turncredit.credit.metrics`), so that processes can be joined.
+    Metrics say what they were taken over (:mod:`turncredit.credit.metrics`), so that processes can be joined. `method`
+    is the credit function with the options that it ran with, those that all processes settled included.
     """
 
     rows: TrainRows
     inputs: CreditInputs | None
     credit: Credit | None
     metrics: dict[str, float]
+    method: CreditMethod | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class CreditPhase:
         for name in sorted(method.needs | self.reads):
             if name not in method.gives:
                 run.signal(name)
-        credit, inputs, advantages = self._credit(batch, step)
+        credit, inputs, advantages, settled = self._credit(batch, step)
         groups, index = torch.unique(batch.group_ids, return_inverse=True)
         moved = torch.zeros(len(groups), dtype=torch.bool)
         moved[index[batch.trajectory_ids[(advantages != 0).any(1)]]] = True
@@ -75,7 +77,7 @@ class CreditPhase:
             run.student_logprobs,
             {name: self._read(name, credit) for name in sorted(self.reads)},
         )
-        return PhaseResult(rows, inputs, credit, run.metrics)
+        return PhaseResult(rows, inputs, credit, run.metrics, settled)
 
     def _rescore(self, batch: TurnBatch) -> None:
         run = self.run
@@ -84,23 +86,26 @@ class CreditPhase:
             drift = (run.student_logprobs - batch.sampled_logprobs).abs().masked_select(batch.response_mask)
             run.log("train/sampling_drift", float(drift.mean()), count=drift.numel())
 
-    def _credit(self, batch: TurnBatch, step: int) -> tuple[Credit | None, CreditInputs | None, Tensor]:
-        """Credit with its inputs, None without a usable turn, and ``[M, T]`` float32 advantages with the residual."""
+    def _credit(
+        self, batch: TurnBatch, step: int
+    ) -> tuple[Credit | None, CreditInputs | None, Tensor, CreditMethod | None]:
+        """Credit with its inputs, None without a usable turn; ``[M, T]`` float32 advantages with the residual; what
+        computed it."""
         run, method = self.run, self.method
         advantages = torch.zeros(batch.response_mask.shape)
         credit_method = method.credit_method
         if credit_method is None:
-            return None, None, advantages
+            return None, None, advantages, None
         inputs = self._inputs(batch) if batch.turns else None
         if method.settle is not None:
             credit_method = method.settle(credit_method, inputs, run)
         if inputs is None:
-            return None, None, advantages
+            return None, None, advantages, None
         credit = credit_method(inputs, step=step)
         run.metrics |= {f"credit/{name}": value for name, value in credit.metrics.items()}
         advantages, size = penalised(credit.advantages.float(), batch, credit_method, method.invalid_penalty)
         run.metrics |= size
-        return credit, inputs, advantages
+        return credit, inputs, advantages, credit_method
 
     def _read(self, name: str, credit: Credit | None) -> Tensor:
         """A signal for the loss: of a provider or `prepare`, else out of the credit's details."""

@@ -11,7 +11,7 @@ MUTATIONS = (
     ("methods/futurebridge", '"max_turns": horizon', '"max_turns": horizon + 1', "continuations too long"),
     ("methods/futurebridge", "weight * own / max(others, 1)", "weight", "a mean of its own"),
     ("methods/futurebridge", "weight=coef * bridge", "weight=bridge", "the base's coefficient forgotten"),
-    ("methods/futurebridge", "one.played.turns[one.played.replayed] for", "batch.turns[one.row] for", "its own learned"),
+    ("methods/futurebridge", "one.played.turns[one.played.replayed] for", "batch.turns[one.row] for", "its own"),
     ("methods/futurebridge", "if curriculum else None", "", "always behind the teacher"),
     ("budget", "trainer.environment_steps += played", "trainer.environment_steps = played", "steps of one update"),
     ("budget", "trainer.environment_steps >= limit", "trainer.environment_steps > 2 * limit", "budget overrun"),
