@@ -67,7 +67,7 @@ def plot_curves(
     cut = _limit(axes, runs)
     axes.set(xlabel=label(xlabel, 120), ylabel=label(ylabel, 120))
     if all(x == round(x) for many in runs.values() for run in many for x, _ in run):
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
