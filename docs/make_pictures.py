@@ -52,9 +52,14 @@ def main() -> None:
     os.chdir(NOTEBOOK.parent)
     space: dict[str, Any] = {"__name__": "pictures"}
     pictures = [value for value in shown(NOTEBOOK, space) if hasattr(value, "savefig") or hasattr(value, "save")]
-    found = dict(zip(NAMES, pictures, strict=True))
+    found: dict[str, Any] = dict(zip(NAMES, pictures, strict=True))
     title = "The same episode at one scale"
-    options = {"labels": space["actions"], "exact_advantages": space["exact"], "title": title, "scale": "shared"}
+    options: dict[str, Any] = {
+        "labels": space["actions"],
+        "exact_advantages": space["exact"],
+        "title": title,
+        "scale": "shared",
+    }
     found["methods_shared"] = plot_methods(space["results"], space["inputs"], 1, **options)
     with tempfile.TemporaryDirectory() as folder:
         found["runs"] = runs(Path(folder))

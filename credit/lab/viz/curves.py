@@ -55,6 +55,8 @@ def plot_curves(
                 f"{begins:g}; give them labels of their own"
             )
     figure = new_figure(where, 8, 4.8)
+    from matplotlib.ticker import MaxNLocator
+
     axes = figure.subplots()
     for (name, many), colour, style in zip(runs.items(), COLOURS, _STYLES, strict=False):
         for run in many if len(many) > 1 else ():
@@ -67,7 +69,7 @@ def plot_curves(
     cut = _limit(axes, runs)
     axes.set(xlabel=label(xlabel, 120), ylabel=label(ylabel, 120))
     if all(x == round(x) for many in runs.values() for run in many for x, _ in run):
-        axes.locator_params(axis="x", integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
