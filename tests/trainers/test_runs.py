@@ -143,8 +143,8 @@ def python_answers_ctrl_c():
 
 
 @pytest.mark.usefixtures("python_answers_ctrl_c")
-@pytest.mark.parametrize(("hook", "finished"), [("on_rollout", 1), ("on_step_end", 1), ("on_evaluate", 1)])
-def test_ctrl_c_loses_no_finished_update_and_says_how_to_go_on(tmp_path, caplog, hook, finished):
+@pytest.mark.parametrize("hook", ["on_rollout", "on_evaluate"])
+def test_ctrl_c_loses_no_finished_update_and_says_how_to_go_on(tmp_path, caplog, hook):
     """In `on_rollout` it is heard before scoring, where one process stops at once."""
     with trainer(tmp_path, [Interrupt(hook)]) as run, pytest.raises(KeyboardInterrupt) as stop:
         run.train()
@@ -152,10 +152,9 @@ def test_ctrl_c_loses_no_finished_update_and_says_how_to_go_on(tmp_path, caplog,
     assert stop.value.code == 130
     last = caplog.records[-1].getMessage()
     assert last == (
-        f"stopped after update {finished} of 3, which is saved in {tmp_path}; go on with --resume, or "
-        "train(resume_from=True)"
+        f"stopped after update 1 of 3, which is saved in {tmp_path}; go on with --resume, or train(resume_from=True)"
     )
-    assert steps(tmp_path) == [*range(finished + 1)]
+    assert steps(tmp_path) == [0, 1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with trainer(tmp_path) as run:
         run.train(resume_from=True)
