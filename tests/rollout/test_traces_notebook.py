@@ -14,6 +14,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
 NOTEBOOK = FOLDER / "bring_your_traces.ipynb"
 
 
+@pytest.mark.slow
 def test_the_notebook_of_traces_runs():
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
