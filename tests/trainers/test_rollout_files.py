@@ -162,12 +162,12 @@ def test_failed_episodes_have_no_credit_and_stand_beside(tmp_path):
 
 @pytest.mark.slow
 def test_each_of_two_processes_keeps_its_own(tmp_path):
-    options = json.dumps({"boundary_low": 0.0, "boundary_high": 1.0, **PAIRS})
-    for name, given in (("align_opsd", options), ("posterior", "{}"), ("empg", '{"bonus": 0.2}')):
+    methods = {"align_opsd": ALIGN, "posterior": {}, "empg": {"bonus": 0.2}}
+    pair = start(SCRIPT, str(tmp_path), json.dumps(methods), ACCELERATE_USE_CPU="true")
+    for code, output in finish(pair, timeout=200):
+        assert code == 0, output[-3000:]
+    for name in methods:
         folder = tmp_path / name
-        folder.mkdir()
-        for code, output in finish(start(SCRIPT, str(folder), name, given, ACCELERATE_USE_CPU="true"), timeout=120):
-            assert code == 0, output[-3000:]
         for process in (0, 1):
             seen = torch.load(folder / f"seen-{process}.pt")
             assert len(seen) == 2
