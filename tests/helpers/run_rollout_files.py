@@ -1,4 +1,4 @@
-"""One of two processes for tests: python run_rollout_files.py FOLDER METHOD; keeps the rollouts of two updates."""
+"""One of two processes for tests: python run_rollout_files.py FOLDER OPTIONS; of each method two updates are kept."""
 
 from __future__ import annotations
 
@@ -53,16 +53,17 @@ def play(folder, accelerator=None, suite=None, **changes):
     return kept.seen
 
 
-def main(folder: Path, method: str, options: str) -> None:
+def main(folder: Path, methods: dict[str, dict[str, float]]) -> None:
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True)
-    seen = play(folder, accelerator, credit=method, credit_options=json.loads(options))
-    mine = [(credit.advantages, credit.turn_weights) for _, credit in seen]
-    torch.save(mine, folder / f"seen-{accelerator.process_index}.pt")
+    for name, options in methods.items():
+        seen = play(folder / name, accelerator, credit=name, credit_options=options)
+        mine = [(credit.advantages, credit.turn_weights) for _, credit in seen]
+        torch.save(mine, folder / name / f"seen-{accelerator.process_index}.pt")
     accelerator.wait_for_everyone()
     accelerator.end_training()
     print("finished", flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
