@@ -16,7 +16,8 @@ from helpers.toy import ToySuite
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turncredit.rollout import SamplingConfig
-from turncredit.trainers import GRPOConfig, GRPOTrainer, get_method, launch
+from turncredit.trainers import GRPOConfig, GRPOTrainer, get_method
+from turncredit.trainers.launch import script as launch
 from turncredit.trainers.methods import registry
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (a mutation is easier to read on one line)
+
 """Faults of batches made of trajectories, of their reprs and of what they warn of."""
 
 FOLDER = "credit"
