@@ -1,4 +1,3 @@
-
 """Faults of batches made of trajectories, of their reprs and of what they warn of."""
 
 FOLDER = "credit"

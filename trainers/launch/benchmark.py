@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +28,8 @@ EMBEDDED_SETTINGS: Mapping[str, Any] = MappingProxyType(
 )
 """Settings of a policy of a million parameters: small numbers, a large step, no KL and no penalty."""
 
+NO_POLICY = "the embedded policies lie in a checkout's examples/assets, which is not here; name a model, or go there"
+
 SHIPPED = ("alfworld", "webshop", "search_qa")
 """Names of the library's own benchmarks."""
 
@@ -50,7 +52,7 @@ class Benchmark:
 
     name: str
     make_suite: Callable[[argparse.Namespace], Any]
-    settings: Mapping[str, Any] | Callable[[argparse.Namespace], Mapping[str, Any]] = MappingProxyType({})
+    settings: Mapping[str, Any] | Callable[[argparse.Namespace], Mapping[str, Any]] = field(default_factory=dict)
     add_flags: Callable[[argparse.ArgumentParser], None] | None = None
     about: str = ""
     panel_flag: str = "--num-eval-tasks"

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+from .benchmark import list_benchmarks
 from .known import Option, known_options
 from .parser import OWN_FLAGS, Parser, value_of
+
+PANEL = (
+    "grpo", "dr_grpo", "faded_grpo", "gigpo", "rlsd", "step_opsd", "agent_opsd", "agent_opsd_calibrated", "align_opsd",
+    "align_opsd_turn", "sdar", "posterior_anchors", "posterior",
+)  # fmt: skip
+"""Methods that a comparison runs where none are named."""
 
 _TITLES = {
     "": "further options of the run",
@@ -23,9 +31,16 @@ _TRAINING_ONLY = ("max_steps", "seeds", "lora_rank", "lora_alpha", "lora_targets
 _NEEDS = {"allow_changed_config": "resume", "lora_alpha": "lora_rank", "lora_targets": "lora_rank"}
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Lines of one width everywhere."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=34, width=110)
+
+
 def make_parser(description: str | None = None, *, prog: str | None = None) -> Parser:
     """Flags of every training script: those of the script, then one for every option of `GRPOConfig`."""
-    parser = Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=prog, description=description, usage="%(prog)s [flags]", formatter_class=_Formatter)
     add = parser.add_argument
     add("--model", help="model name, folder or checkpoint of a run; without it the embedded policy is trained")
     add("--data", help="data folder; without it tasks are generated")
@@ -65,6 +80,25 @@ def make_parser(description: str | None = None, *, prog: str | None = None) -> P
     for option in known_options():
         if option.name not in _LEFT_OUT:
             _add_option(groups[option.group], option)
+    return parser
+
+
+def make_compare_parser(description: str | None = None, *, prog: str | None = None) -> Parser:
+    """Flags of a comparison of methods in training."""
+    parser = Parser(prog=prog, description=description, usage="%(prog)s [flags]", formatter_class=_Formatter)
+    add = parser.add_argument
+    add("--methods", nargs="+", default=list(PANEL), help="NAME, or LABEL=NAME:OPTION=VALUE,..")
+    add("--environments", nargs="+", choices=list_benchmarks(), default=["alfworld"], help="(default: alfworld)")
+    add("--seeds", type=_positive, default=5, help="runs of a method (default: 5)")
+    add("--first-seed", type=int, default=0, help="seeds are this and those after it (default: 0)")
+    add("--num-eval", type=_positive, default=256, help="held-out tasks of the evaluation (default: 256)")
+    add("--import", dest="imports", action="append", default=[], metavar="MODULE", help="of methods, or FILE.py")
+    add("--flags", nargs=argparse.REMAINDER, default=[], help="last: flags for every run")
+    add("--baseline", default="grpo", help="the method to compare with (default: grpo)")
+    add("--workers", type=_positive, default=2, help="runs side by side (default: 2)")
+    add("--threads", type=_positive, default=1, help="threads of each (default: 1)")
+    add("--results", nargs="+", type=Path, help="only print and plot these files of results")
+    add("--output", type=Path, default=Path("outputs/compare_training"), help="(default: outputs/compare_training)")
     return parser
 
 
@@ -114,6 +148,12 @@ def _add_option(group: Any, option: Option) -> None:
         read = {"int": int, "float": float, "str": str}.get(kind, value_of)
         how["metavar"] = {"int": "N", "float": "X", "str": "NAME"}.get(kind, "JSON")
         group.add_argument(flag, type=_or_none(read) if option.kind != kind else read, **how)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text!r}")
+    return int(text)
 
 
 def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:

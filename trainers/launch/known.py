@@ -90,7 +90,7 @@ def _shipped_methods() -> frozenset[str]:
 
 
 def _registered(file: Path) -> Iterator[str]:
-    """Names in a file's calls of ``register_credit`` and ``register_method``, and in the tables that they are made of."""
+    """Names in a file's calls of ``register_credit`` and ``register_method``, and in the tables of presets."""
     text = file.read_text(encoding="utf-8")
     if not re.search(r"^@register_(credit|method)\(", text, re.M):
         return

@@ -85,14 +85,23 @@ def check_names(args: argparse.Namespace) -> None:
         if not is_option(name):
             known = [option.name for option in known_options()]
             raise SystemExit(f"--set: options must be known, got {name!r}; {advice(name, known)}")
-    if getattr(args, "imports", None) or not hasattr(args, "credit"):
+    if getattr(args, "imports", None):
         return
-    credit = {**args.file_options, **typed_options(args)}.get("credit")
-    if isinstance(credit, str) and credit not in (known := known_methods()):
-        raise SystemExit(
-            f"--credit: name must be one of {', '.join(known)}, got {credit!r}; "
-            + advice(credit, known, "pick one of them, or --import the module that registers it")
-        )
+    for flag, credit in _methods(args):
+        if credit not in (known := known_methods()):
+            raise SystemExit(
+                f"{flag}: name must be one of {', '.join(known)}, got {credit!r}; "
+                + advice(credit, known, "pick one of them, or --import the module that registers it")
+            )
+
+
+def _methods(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Names of methods in a command line, each with its flag; of a comparison, without labels and options."""
+    if hasattr(args, "methods"):
+        heads = [text.partition(":")[0] for text in args.methods]
+        return [("--methods", head.rpartition("=")[2]) for head in heads if head]
+    credit = {**args.file_options, **typed_options(args)}.get("credit") if hasattr(args, "credit") else None
+    return [("--credit", credit)] if isinstance(credit, str) else []
 
 
 def typed_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -173,7 +182,7 @@ def _yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {**yaml.SafeLoader.yaml_implicit_resolvers}
+        """PyYAML's, whose table of patterns is copied by the first addition."""
 
     number = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
