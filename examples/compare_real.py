@@ -54,8 +54,9 @@ def make_trainer(environment: str, seed: int, groups: int, folder: str) -> GRPOT
     benchmark.add_flags(parser)
     args = parser.parse_args([])
     args.embedded = True
-    settings = {**benchmark.settings(args), "output_dir": folder, "seed": seed, "num_tasks": groups, "credit": "grpo"}
-    config = make_config(args, {**settings, "num_generations": GROUP_SIZE, "num_envs": 128, "preflight": False})
+    settings = {**benchmark.settings_for(args), "output_dir": folder, "seed": seed, "credit": "grpo"}
+    settings |= {"num_tasks": groups, "num_generations": GROUP_SIZE, "num_envs": 128, "preflight": False}
+    config = make_config(args, settings)
     model, tokenizer = load_policy(str(benchmark.embedded))
     return GRPOTrainer(model, tokenizer, benchmark.make_suite(args), config)
 

@@ -73,8 +73,7 @@ def _play(command: str, words: list[str]) -> int:
         fix = advice(name, known, f"known are {', '.join(known)}; --import the module that registers another one")
         return _wrong(f"{command}: there is no {name!r}; {fix}")
     parser = make_parser(_about(command, benchmark), prog=f"turncredit {command} {name}")
-    if benchmark.add_flags is not None:
-        benchmark.add_flags(parser)
+    benchmark.add_flags(parser)
     words = [*(["--eval-only"] if command == "eval" else []), *words]
     parser.parse_args(words)  # before what the run needs is loaded, and again by it
     from ..launch.script import main as run

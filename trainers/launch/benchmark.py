@@ -34,6 +34,10 @@ SHIPPED = ("alfworld", "webshop", "search_qa")
 """Names of the library's own benchmarks."""
 
 
+def _no_flags(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """Something to train on.
@@ -53,12 +57,16 @@ class Benchmark:
     name: str
     make_suite: Callable[[argparse.Namespace], Any]
     settings: Mapping[str, Any] | Callable[[argparse.Namespace], Mapping[str, Any]] = field(default_factory=dict)
-    add_flags: Callable[[argparse.ArgumentParser], None] | None = None
+    add_flags: Callable[[argparse.ArgumentParser], None] = _no_flags
     about: str = ""
     panel_flag: str = "--num-eval-tasks"
     extra: str = ""
     modules: tuple[str, ...] = ()
     embedded: Path | None = None
+
+    def settings_for(self, args: argparse.Namespace) -> dict[str, Any]:
+        """Its settings with those flags."""
+        return dict(self.settings(args) if callable(self.settings) else self.settings)
 
 
 _BENCHMARKS: dict[str, Benchmark] = {}

@@ -53,7 +53,7 @@ def compare(args: argparse.Namespace) -> None:
 
 def _jobs(args: argparse.Namespace, own: Mapping[str, str]) -> list[Job]:
     shared = ["--set", "eval_steps=0", "--set", "save_steps=5", "--set", "log_completions=0"]
-    command = ("-m", f"{__package__.rpartition('.')[0]}.cli", "train")
+    command = ("-m", f"{__name__.partition('.launch')[0]}.cli", "train")
     scripts = {name: (*command, name) for name in args.environments}
     flags = {
         name: [*shared, get_benchmark(name).panel_flag, str(args.num_eval), *args.flags] for name in args.environments

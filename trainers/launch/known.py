@@ -52,7 +52,8 @@ def known_options() -> tuple[Option, ...]:
 def other_names() -> frozenset[str]:
     """Names that `GRPOConfig` has something to say about, although they are no options: TRL's, and those that moved."""
     absent = ast.walk(_value(_TRAINERS / "trl.py", "_ABSENT"))
-    keys = {key.value for node in absent if isinstance(node, ast.Dict) for key in node.keys if _is_text(key)}
+    tables = [node for node in absent if isinstance(node, ast.Dict)]
+    keys = {str(ast.literal_eval(key)) for table in tables for key in table.keys if key is not None}
     return frozenset({*keys, *ast.literal_eval(_value(_CONFIG, "MOVED")), "scale_rewards", "method_options"})
 
 
