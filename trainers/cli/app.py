@@ -11,6 +11,7 @@ from ..launch.flags import make_compare_parser, make_parser
 from ..launch.imports import import_methods
 from ..launch.known import advice
 from ..launch.parser import Parser, read_options
+from ..launch.start import main as run
 from .doctor import doctor, library_version
 
 USAGE = """usage: turncredit COMMAND [flags]
@@ -75,9 +76,6 @@ def _play(command: str, words: list[str]) -> int:
     parser = make_parser(_about(command, benchmark), prog=f"turncredit {command} {name}")
     benchmark.add_flags(parser)
     words = [*(["--eval-only"] if command == "eval" else []), *words]
-    parser.parse_args(words)  # before what the run needs is loaded, and again by it
-    from ..launch.script import main as run
-
     run(name, benchmark.make_suite, benchmark.settings, parser=parser, embedded=benchmark.embedded, words=words)
     return 0
 

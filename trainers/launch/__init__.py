@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .options import check_method, given_options, import_methods, make_config
     from .policy import load_model, load_policy, resolve_policy
     from .report import plot_learning_curve
-    from .script import main, make_accelerator, run
+    from .script import make_accelerator, run
+    from .start import main
 
 __all__ = [
     "EMBEDDED_SETTINGS",
@@ -52,7 +53,8 @@ _ROOMS = {
     "options": ("check_method", "given_options", "import_methods", "make_config"),
     "policy": ("load_model", "load_policy", "resolve_policy"),
     "report": ("plot_learning_curve",),
-    "script": ("main", "make_accelerator", "run"),
+    "script": ("make_accelerator", "run"),
+    "start": ("main",),
 }
 
 

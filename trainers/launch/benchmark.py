@@ -12,6 +12,8 @@ from typing import Any
 
 from .known import advice
 
+Settings = Mapping[str, Any] | Callable[[argparse.Namespace], Mapping[str, Any]]
+
 EMBEDDED_SETTINGS: Mapping[str, Any] = MappingProxyType(
     {
         "max_steps": 20,
@@ -56,7 +58,7 @@ class Benchmark:
 
     name: str
     make_suite: Callable[[argparse.Namespace], Any]
-    settings: Mapping[str, Any] | Callable[[argparse.Namespace], Mapping[str, Any]] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     add_flags: Callable[[argparse.ArgumentParser], None] = _no_flags
     about: str = ""
     panel_flag: str = "--num-eval-tasks"

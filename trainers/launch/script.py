@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from accelerate import Accelerator  # pyright: ignore[reportAttributeAccessIssue]
@@ -18,40 +17,24 @@ from transformers import set_seed
 from ...envs import TaskSuite
 from ..config import GRPOConfig
 from ..grpo import GRPOTrainer
-from .flags import make_parser, refuse_idle
+from .benchmark import Settings
+from .flags import refuse_idle
 from .options import given_options, import_methods, make_config
 from .policy import load_model, load_policy, lora_config, resolve_policy
 from .report import Report, summarize
 from .seeds import of_seed, report_seeds
 
-Settings = Mapping[str, Any] | Callable[[argparse.Namespace], Mapping[str, Any]]
 
-
-def main(
+def start(
+    args: argparse.Namespace,
     name: str,
     make_suite: Callable[[argparse.Namespace], TaskSuite],
-    settings: Settings = MappingProxyType({}),
+    settings: Settings,
     *,
-    parser: argparse.ArgumentParser | None = None,
-    embedded: str | os.PathLike[str] | None = None,
-    words: Sequence[str] | None = None,
+    parser: argparse.ArgumentParser,
+    embedded: str | os.PathLike[str] | None,
 ) -> None:
-    """Read the flags, make suite and model, and train or evaluate.
-
-    Method and options are checked before `make_suite` is called or a model is loaded.
-
-    Args:
-        name: of the suite; the run's folder is ``outputs/NAME`` unless another one is asked for.
-        make_suite: called with the parsed flags, first on one process of a machine and then on the others; that
-            ``args.embedded`` holds says that the policy is the embedded one, trained further or not.
-        settings: options that differ from `GRPOConfig`'s, or a function of the flags that returns them and raises a
-            ValueError for flags that do not go together; flags and ``--config`` win over them.
-        parser: of `make_parser`, with flags of one's own.
-        embedded: folder of the policy that is trained without ``--model``; None asks for a model.
-        words: the command line; None is that of the process.
-    """
-    parser = make_parser() if parser is None else parser
-    args = parser.parse_args(words)
+    """Make suite and model, and train or evaluate. Args: args: the parsed flags; the others are those of `main`."""
     import_methods(args.imports)
     folder = None if embedded is None else Path(embedded)
     output = {"output_dir": f"outputs/{name}"}
