@@ -48,6 +48,7 @@ setup(
         "wandb>=0.19",
     ],
     extras_require=EXTRAS,
+    entry_points={"console_scripts": ["turncredit = turncredit.trainers.cli:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

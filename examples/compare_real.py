@@ -37,32 +37,28 @@ from turncredit.rollout.branching import TurnValues, turn_values
 from turncredit.rollout.types import Trajectory
 from turncredit.trainers import GRPOTrainer
 from turncredit.trainers.batch import TurnBatch, make_batch, usable
-from turncredit.trainers.launch import load_policy, make_config, make_parser
+from turncredit.trainers.launch import get_benchmark, load_policy, make_config, make_parser
 from turncredit.trainers.methods import get_method
 from turncredit.trainers.phase import CreditPhase
 from turncredit.trainers.teacher import make_teacher
 
 ENVIRONMENTS = ("alfworld", "webshop", "search_qa")
-FLAGS: dict[str, dict[str, Any]] = {
-    "alfworld": {"num_eval_games": None, "games_dir": "outputs/alfworld_games", "num_games": 192, "eval_split": ""},
-    "webshop": {"goals": "synthetic", "reward": "score", "num_eval_goals": 64},
-    "search_qa": {"eval_data": None, "retriever": None, "num_eval_questions": None, "max_turns": 4},
-}
 CEILING = "half of the continuations"
 GROUP_SIZE = 8
 
 
 def make_trainer(environment: str, seed: int, groups: int, folder: str) -> GRPOTrainer:
     """The embedded policy with its script's settings; only what it samples is used."""
-    script = importlib.import_module(f"train_{environment}")
-    args = make_parser().parse_args([])
-    for name, value in {"privileged": None, "max_turns": None, "data": None, **FLAGS[environment]}.items():
-        setattr(args, name, value)
+    benchmark = get_benchmark(environment)
+    parser = make_parser()
+    benchmark.add_flags(parser)
+    args = parser.parse_args([])
     args.embedded = True
-    settings = {**script.settings(args), "output_dir": folder, "seed": seed, "num_tasks": groups, "credit": "grpo"}
-    config = make_config(args, {**settings, "num_generations": GROUP_SIZE, "num_envs": 128, "preflight": False})
-    model, tokenizer = load_policy(str(script.EMBEDDED))
-    return GRPOTrainer(model, tokenizer, script.make_suite(args), config)
+    settings = {**benchmark.settings_for(args), "output_dir": folder, "seed": seed, "credit": "grpo"}
+    settings |= {"num_tasks": groups, "num_generations": GROUP_SIZE, "num_envs": 128, "preflight": False}
+    config = make_config(args, settings)
+    model, tokenizer = load_policy(str(benchmark.embedded))
+    return GRPOTrainer(model, tokenizer, benchmark.make_suite(args), config)
 
 
 def credits_of(trainer: GRPOTrainer, batch: TurnBatch, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -16,7 +16,9 @@ from helpers.toy import ToySuite
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turncredit.rollout import SamplingConfig
-from turncredit.trainers import GRPOConfig, GRPOTrainer, get_method, launch
+from turncredit.trainers import GRPOConfig, GRPOTrainer, get_method
+from turncredit.trainers.launch import make_parser
+from turncredit.trainers.launch import script as launch
 from turncredit.trainers.methods import registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -202,7 +204,7 @@ def test_a_policy_without_a_note_is_known_by_its_vocabulary(tmp_path):
 
     source = ROOT / "examples" / "assets" / "webshop_tiny"
     shutil.copytree(source, tmp_path / "copy")
-    args = launch.make_parser().parse_args(["--model", str(tmp_path / "copy")])
+    args = make_parser().parse_args(["--model", str(tmp_path / "copy")])
     launch.resolve_policy(args, source, "webshop", "outputs")
     assert args.embedded
     launch.resolve_policy(args, ROOT / "examples" / "assets" / "alfworld_tiny", "alfworld", "outputs")
@@ -257,7 +259,7 @@ def test_flags_that_cannot_be_are_named_before_anything_is_made(started, tmp_pat
     ],
 )
 def test_values_of_flags_read_as_python_or_json_writes_them(text, value):
-    args = launch.make_parser().parse_args(["--set", f"seed={text}", "--credit-option", f"seed={text}"])
+    args = make_parser().parse_args(["--set", f"seed={text}", "--credit-option", f"seed={text}"])
     assert launch.given_options(args) == {"seed": value, "credit_options": {"seed": value}}
 
 
@@ -270,7 +272,7 @@ def test_options_of_a_file_may_group_those_of_sampling(started, tmp_path):
 def test_evaluating_leaves_the_run_folder_alone(tmp_path, monkeypatch, capsys):
     source = checkpoint_of(tmp_path / "run", ToySuite())
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    args = launch.make_parser().parse_args(["--eval-only", "--resume", "--lora-rank", "4"])
+    args = make_parser().parse_args(["--eval-only", "--resume", "--lora-rank", "4"])
     launch.resolve_policy(args, ROOT / "examples" / "assets" / "webshop_tiny", "toy", str(tmp_path / "run"))
     sampling = SamplingConfig(max_completion_length=4)
     config = GRPOConfig(output_dir=tmp_path / "run", num_tasks=2, num_eval_tasks=2, num_workers=0, sampling=sampling)

@@ -1,33 +1,34 @@
-"""The command line of a training script: flags, configuration, model, run, report; see docs/launching.md."""
+"""What a training script and the command line are made of: flags, configuration, model, run, report; see
+docs/launching.md. Names load what they need when they are used."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING, Any
 
-import argparse
-import json
-import os
-from collections.abc import Callable, Mapping
-from datetime import timedelta
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
-
-from accelerate import Accelerator  # pyright: ignore[reportAttributeAccessIssue]
-from accelerate.utils import InitProcessGroupKwargs
-from transformers import set_seed
-
-from ...envs import TaskSuite
-from ..config import GRPOConfig
-from ..grpo import GRPOTrainer
-from .options import check_method, given_options, import_methods, make_config, make_parser
-from .policy import load_model, load_policy, lora_config, resolve_policy
-from .report import plot_learning_curve, summarize
-from .run_curves import plot_runs
+if TYPE_CHECKING:
+    from .benchmark import (
+        EMBEDDED_SETTINGS,
+        Benchmark,
+        embedded_policy,
+        get_benchmark,
+        list_benchmarks,
+        register_benchmark,
+    )
+    from .flags import make_parser
+    from .options import check_method, given_options, import_methods, make_config
+    from .policy import load_model, load_policy, resolve_policy
+    from .report import plot_learning_curve
+    from .run_curves import plot_runs
+    from .script import make_accelerator, run
+    from .start import main
 
 __all__ = [
     "EMBEDDED_SETTINGS",
+    "Benchmark",
     "check_method",
+    "embedded_policy",
+    "get_benchmark",
     "given_options",
     "import_methods",
+    "list_benchmarks",
     "load_model",
     "load_policy",
     "main",
@@ -36,117 +37,36 @@ __all__ = [
     "make_parser",
     "plot_learning_curve",
     "plot_runs",
+    "register_benchmark",
     "resolve_policy",
     "run",
 ]
 
-Settings = Mapping[str, Any] | Callable[[argparse.Namespace], Mapping[str, Any]]
-
-EMBEDDED_SETTINGS: Mapping[str, Any] = MappingProxyType(
-    {
-        "max_steps": 20,
-        "num_tasks": 8,
-        "num_generations": 8,
-        "learning_rate": 5e-4,
-        "beta": 0.0,
-        "entropy_coef": 0.0,
-        "num_minibatches": 2,
-        "method_options": {"invalid_penalty": 0.0, "encoder": "hashing"},
-        "eval_steps": 5,
-        "save_steps": 0,
-    }
-)
-"""Settings of a policy of a million parameters: small numbers, a large step, no KL and no penalty."""
-
-
-def main(
-    name: str,
-    make_suite: Callable[[argparse.Namespace], TaskSuite],
-    settings: Settings = MappingProxyType({}),
-    *,
-    parser: argparse.ArgumentParser | None = None,
-    embedded: str | os.PathLike[str] | None = None,
-) -> None:
-    """Read the flags, make suite and model, and train or evaluate.
-
-    Method and options are checked before `make_suite` is called or a model is loaded.
-
-    Args:
-        name: of the suite; the run's folder is ``outputs/NAME`` unless another one is asked for.
-        make_suite: called with the parsed flags, first on one process of a machine and then on the others; that
-            ``args.embedded`` holds says that the policy is the embedded one, trained further or not.
-        settings: options that differ from `GRPOConfig`'s, or a function of the flags that returns them and raises a
-            ValueError for flags that do not go together; flags and ``--config`` win over them.
-        parser: of `make_parser`, with flags of one's own.
-        embedded: folder of the policy that is trained without ``--model``; None asks for a model.
-    """
-    parser = make_parser() if parser is None else parser
-    args = parser.parse_args()
-    import_methods(args.imports)
-    folder = None if embedded is None else Path(embedded)
-    output = {"output_dir": f"outputs/{name}"}
-    resolve_policy(args, folder, name, given_options(args).get("output_dir", output["output_dir"]))
-    try:
-        chosen = settings(args) if callable(settings) else settings
-    except ValueError as error:
-        parser.error(str(error))
-    config = make_config(args, {**output, **chosen})
-    accelerator = make_accelerator(args.mixed_precision)
-    with accelerator.local_main_process_first():
-        suite = make_suite(args)
-    run(args, suite, config, args.model or str(folder), accelerator)
+_ROOMS = {
+    "benchmark": (
+        "EMBEDDED_SETTINGS",
+        "Benchmark",
+        "embedded_policy",
+        "get_benchmark",
+        "list_benchmarks",
+        "register_benchmark",
+    ),
+    "flags": ("make_parser",),
+    "options": ("check_method", "given_options", "import_methods", "make_config"),
+    "policy": ("load_model", "load_policy", "resolve_policy"),
+    "report": ("plot_learning_curve",),
+    "run_curves": ("plot_runs",),
+    "script": ("make_accelerator", "run"),
+    "start": ("main",),
+}
 
 
-def make_accelerator(mixed_precision: str = "no") -> Accelerator:
-    """Make this before anything else asks accelerate for its state: the first one decides on the processes."""
-    # DeepSpeed on a CPU; elsewhere the default
-    backend = "gloo" if os.environ.get("DS_ACCELERATOR") == "cpu" else "nccl"
-    # the others wait while process 0 writes a checkpoint and the longest episodes end; NCCL gives up after 10 minutes
-    handlers: list[Any] = [InitProcessGroupKwargs(backend=backend, timeout=timedelta(hours=2))]
-    # a launcher's --mixed_precision counts where the flag is not used
-    precision = None if mixed_precision == "no" else mixed_precision
-    return Accelerator(mixed_precision=precision, kwargs_handlers=handlers)
+if not TYPE_CHECKING:
 
+    def __getattr__(name: str) -> Any:  # flags are read before torch is loaded
+        for room, names in _ROOMS.items():
+            if name in names:
+                from importlib import import_module
 
-def run(args: argparse.Namespace, suite: TaskSuite, config: GRPOConfig, source: str, accelerator: Accelerator) -> None:
-    """Evaluate, train, evaluate; print success before and after and write everything into the output folder.
-
-    Args:
-        args: the flags, resolved.
-        suite: the tasks.
-        config: of the run.
-        source: name or folder of the policy.
-        accelerator: of `make_accelerator`.
-    """
-    set_seed(config.seed)
-    model, tokenizer = load_policy(source, args.attn_implementation, args.gradient_checkpointing)
-    # ZeRO-3 shards weights while they are loaded, whatever zero3_init_flag says; those cannot be copied later
-    sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
-    again = sharded and config.beta > 0 and args.lora_rank is None
-    say = print if accelerator.is_main_process else lambda *a, **k: None
-    sampling = config.sampling
-    say(
-        f"{'evaluating' if args.eval_only else 'training'} {args.model or 'the embedded policy'} with the settings of "
-        f"{'the embedded policy' if args.embedded else 'the papers'}: learning rate {config.learning_rate:g}, "
-        f"KL {config.beta:g}, {sampling.max_completion_length} tokens a turn, prompts of {sampling.max_prompt_length}",
-        flush=True,
-    )
-    with GRPOTrainer(
-        model,
-        tokenizer,
-        suite,
-        config,
-        accelerator=accelerator,
-        ref_model=load_model(source, args.attn_implementation) if again else None,
-        peft_config=None if args.eval_only else lora_config(args),
-        progress=True,
-    ) as trainer:
-        if args.eval_only:
-            for privileged in (False, True):
-                metrics = trainer.evaluate(privileged=privileged)
-                say(json.dumps({name: round(value, 4) for name, value in metrics.items()}, indent=1))
-            return
-        after = trainer.train(resume_from=args.resume or None, allow_changed_config=args.allow_changed_config)
-        if accelerator.is_main_process:
-            summarize(trainer, after, say)
-    accelerator.end_training()
+                return getattr(import_module(f".{room}", __name__), name)
+        raise AttributeError(f"turncredit.trainers.launch has no attribute {name!r}")

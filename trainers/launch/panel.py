@@ -18,8 +18,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..loggers import append_line, read_metrics
-from . import EMBEDDED_SETTINGS
-from .options import make_config, make_parser
+from .benchmark import EMBEDDED_SETTINGS
+from .flags import make_parser
+from .options import make_config
 
 CURVES = ("success", "reward", "turns", "invalid_turns")
 RESULTS = "results.jsonl"
@@ -66,7 +67,7 @@ class Job:
 
     Args:
         environment: name of the environment.
-        script: the training script.
+        script: the training script, or what stands before its flags in a command of Python's, ``("-m", module)``.
         arm: the method.
         seed: of the run.
         flags: further flags of the script, the same for every method.
@@ -74,7 +75,7 @@ class Job:
     """
 
     environment: str
-    script: str
+    script: str | tuple[str, ...]
     arm: Arm
     seed: int
     flags: tuple[str, ...] = ()
@@ -182,7 +183,8 @@ class Panel:
         folder = self.folder / job.folder
         folder.mkdir(parents=True, exist_ok=True)
         again = ["--resume"] if any(folder.glob("checkpoints/step-*")) else []
-        command = [sys.executable, job.script, *job.words, "--output-dir", str(folder), *again]
+        script = [job.script] if isinstance(job.script, str) else job.script
+        command = [sys.executable, *script, *job.words, "--output-dir", str(folder), *again]
         limits = {"OMP_NUM_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"}
         began = time.monotonic()
         if code := self._call(command, {**os.environ, **limits}, folder / "log.txt"):
@@ -248,7 +250,7 @@ def newest(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def jobs_of(
-    scripts: Mapping[str, str],
+    scripts: Mapping[str, str | tuple[str, ...]],
     arms: Sequence[Arm],
     seeds: Sequence[int],
     flags: Mapping[str, Sequence[str]],

@@ -125,7 +125,7 @@ def _band(axes: Any, records: Sequence[Record], curve: str, colour: str, label: 
     steps = range(1, length + 1)
     means = [mean for mean, _ in points]
     halves = [0.0 if math.isnan(half) else half for _, half in points]
-    axes.plot(steps, means, color=colour, lw=1.6, label=label)
+    axes.plot(steps, means, "o" if length == 1 else "-", color=colour, lw=1.6, label=label)
     low = [mean - half for mean, half in zip(means, halves, strict=True)]
     high = [mean + half for mean, half in zip(means, halves, strict=True)]
     axes.fill_between(steps, low, high, color=colour, alpha=0.18, lw=0)

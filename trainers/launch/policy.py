@@ -38,7 +38,10 @@ def resolve_policy(args: argparse.Namespace, embedded: Path | None, suite: str, 
             raise SystemExit(f"--resume: there is no checkpoint in {output_dir}; name one, or train first")
         source = str(found)
     if source is None and embedded is None:
-        raise SystemExit("--model must name the policy to train, got none; pass a model's name or folder")
+        raise SystemExit(
+            "--model must name the policy to train, got none; pass a model's name or folder (the library's embedded "
+            "policies lie in a checkout's examples/assets)"
+        )
     args.embedded = source is None
     if source is None:
         return
