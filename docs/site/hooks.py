@@ -74,9 +74,5 @@ def on_post_build(config: MkDocsConfig) -> None:
         text = _PAGES.get(path) or (DOCS / path).read_text(encoding="utf-8")
         title = re.search(r"^# (.+)$", text, re.M)
         about = f"Public names of {Path(path).stem}" if path.startswith("reference/") else first_sentence(text)
-        lines.append(f"- [{title[1].strip('`') if title else path}]({_address(path)}): {about}")
+        lines.append(f"- [{title[1].strip('`') if title else path}]({path.removesuffix('.md')}.html): {about}")
     Path(config.site_dir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _address(path: str) -> str:
-    return re.sub(r"(^|/)index\.html$", r"\1", re.sub(r"\.md$", "/index.html", path.removesuffix("index.md") or "/"))

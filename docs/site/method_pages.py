@@ -11,8 +11,9 @@ from typing import Any
 from curves import curves, learning_runs
 from parts import rebased, rows, section, sections, table
 
-from turncredit.credit import list_credits
-from turncredit.trainers import get_method, list_methods
+from turncredit.credit import group_relative_advantages, list_credits
+from turncredit.credit.groups import faded
+from turncredit.trainers import Method, Teacher, get_method, list_methods
 from turncredit.trainers.methods import registry
 
 LOSSES = {  # the section of equations.md with a method's loss, where no heading has its name
@@ -82,16 +83,25 @@ def options_table(name: str) -> str:
 
 
 def _meanings(name: str) -> dict[str, str]:
-    """What the docstrings say about the options of a method."""
-    method, found = get_method(name), {}
-    sources: list[Callable[..., Any]] = [provider.function for provider in method.providers if provider.function]
+    """What the docstrings say about the options of a method; the most special one wins."""
+    method = get_method(name)
+    universal = {**_arguments_of(Method), **_arguments_of(Teacher)}
+    shared = {**_arguments_of(group_relative_advantages), **_arguments_of(faded)}
+    found = {**shared, **{key: universal[registry._TEACHER.get(key, key)] for key in registry.EVERY_METHOD}}
+    sources: list[Callable[..., Any]] = [provider.function for provider in method.providers]
     if method.credit is not None and not isinstance(method.credit, str):
-        sources.append(method.credit.function)
-    if name in registry._METHODS:
-        sources.append(registry._METHODS[name].factory)
+        sources.append(inspect.unwrap(method.credit.function))
+    related = sorted((other for other in registry._METHODS if name.startswith(other)), key=len)
+    sources += [registry._METHODS[other].factory for other in related]
     for source in sources:
-        found |= arguments(inspect.getdoc(inspect.unwrap(source)) or "")
+        found |= {
+            key: shared.get(key, text) if "as in" in text else text for key, text in _arguments_of(source).items()
+        }
     return found
+
+
+def _arguments_of(described: Callable[..., Any]) -> dict[str, str]:
+    return arguments(inspect.getdoc(described) or "")
 
 
 def arguments(docstring: str) -> dict[str, str]:
@@ -106,10 +116,11 @@ def arguments(docstring: str) -> dict[str, str]:
 
 
 def equations_of(name: str, row: list[str], equations: str) -> list[str]:
-    """Anchors of docs/equations.md that a method's page shows: the sections of its name, its row's links, its losses."""
+    """Anchors of docs/equations.md that a method's page shows: of its name, its row's links, its losses."""
     key = name.replace("_", "")
     heads = {found.slug: re.sub(r"[\W_]", "", found.title).lower() for found in sections(equations)}
-    named = sorted((slug for slug, title in heads.items() if title in key), key=lambda slug: -len(heads[slug]))
+    named = [slug for slug, title in heads.items() if title in key]
+    named.sort(key=lambda slug: (not key.startswith(heads[slug]), -len(heads[slug])))
     linked = re.findall(r"\]\(equations\.md#([\w-]+)\)", " ".join(row))
     base = max((word for words in LOSSES.values() for word in words if name.startswith(word)), key=len, default="")
     losses = [slug for slug, words in LOSSES.items() if base in words]
@@ -131,7 +142,7 @@ def _measured(name: str, texts: Mapping[str, str], runs: Any) -> Iterator[str]:
     if picture:
         yield "## Learning"
         yield (
-            "Success while training the embedded agents, mean over seeds, beside GRPO's; intervals and held-out success "
-            "are in [the laboratory](../lab.md)."
+            "Success while training the embedded agents, mean over seeds, beside GRPO's; intervals and held-out "
+            "success are in [the laboratory](../lab.md)."
         )
         yield picture

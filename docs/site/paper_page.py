@@ -11,8 +11,8 @@ from parts import rebased, rows, table
 ARXIV = re.compile(r"\b(\d{4}\.\d{5})\b")
 TITLE = """# Papers
 
-Which name trains what a paper describes, by arXiv number. The names' own defaults are the paper's where the paper states
-them; the last column says what sets a name apart from the other names of its paper. Where the text of a paper left a
+Which name trains what a paper describes, by arXiv number. The names' own defaults are the paper's where the paper
+states them; the last column says what sets a name apart from the other names of its paper. Where the text of a paper left a
 choice, or its released code does something else: [departures](equations.md#departures) and
 [methods](methods.md#where-this-departs-from-released-code-or-says-more-than-the-text).
 
@@ -31,7 +31,9 @@ def paper_page(docs: Path) -> str:
     methods = facts((docs / "methods.md").read_text(encoding="utf-8"))
     first: dict[str, str] = {}  # the number that goes with a paper's short name, for rows that give the name only
     body = []
-    for name, (_, source, _, _, defaults, _) in sorted(methods.items(), key=lambda item: len(ARXIV.findall(item[1][1]))):
+    for name, (_, source, _, _, defaults, _) in sorted(
+        methods.items(), key=lambda item: len(ARXIV.findall(item[1][1]))
+    ):
         del name, defaults
         for label, number in re.findall(r"([\w.+-]+(?:, [A-Z]\w+)*) (\d{4}\.\d{5})", source):
             first.setdefault(label.split(",")[0], number)
