@@ -22,7 +22,7 @@ EXTRAS = {
     "trl": ["trl==1.16.0; python_version >= '3.11'"],  # trainers/adapters/trl.py takes no other
 }
 EXTRAS["dev"] = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "nbclient", "ipykernel"]
-EXTRAS["dev"] += ["ruff>=0.6", "pyright>=1.1.390", "build", "setuptools>=77"]
+EXTRAS["dev"] += ["ruff>=0.6", "pyright>=1.1.390", "build", "setuptools>=77", *EXTRAS["docs"]]
 PLAIN = ("alfworld", "webshop", "search", "viz", "lora", "pandas")
 EXTRAS["all"] = sorted({requirement for extra in PLAIN for requirement in EXTRAS[extra]})
 

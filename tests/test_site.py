@@ -85,6 +85,7 @@ def test_papers_lead_to_the_names_that_train_them(site: SimpleNamespace) -> None
     assert len(numbers) > 25
     assert numbers <= set(re.findall(r"\d{4}\.\d{5}", page))
     assert "](methods/" in page
+    assert not any("2608.05987](" in line and "](methods/grpo.md)" in line for line in lines)
 
 
 def test_sections_tables_and_links_are_read_as_markdown_means_them(site: SimpleNamespace) -> None:
@@ -264,6 +265,8 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
             path = target.partition("#")[0].partition("?")[0]
             if path and ":" not in path and name.name != "404.html":
                 assert (tmp_path / name.parent / path).exists(), (name, target)
+    assert "learning_curve.png" in built[Path("index.html")].loads
+    assert "which_method.html" in built[Path("index.html")].leads
     assert not (tmp_path / "site").exists()
     index = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert any(entry["location"].startswith("reference/turncredit.rollout.html#") for entry in index["docs"])

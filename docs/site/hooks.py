@@ -25,7 +25,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     reference = reference_pages(ROOT)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     _PAGES.clear()
-    _PAGES["index.md"] = rebased(readme, "../README.md", "").replace("](docs/", "](")
+    _PAGES["index.md"] = rebased(readme, "../README.md", "").replace("](../docs/", "](")
     _PAGES["papers.md"] = paper_page(DOCS)
     _PAGES.update({f"methods/{name}.md": page for name, page in methods.items()})
     _PAGES.update({f"reference/{name}.md": page for name, page in reference.items()})

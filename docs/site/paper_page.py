@@ -12,8 +12,8 @@ ARXIV = re.compile(r"\b(\d{4}\.\d{5})\b")
 TITLE = """# Papers
 
 Which name trains what a paper describes, by arXiv number. The names' own defaults are the paper's where the paper
-states them; the last column says what sets a name apart from the other names of its paper. Where the text of a paper left a
-choice, or its released code does something else: [departures](equations.md#departures) and
+states them; the last column says what sets a name apart from the other names of its paper. Where the text of a paper
+left a choice, or its released code does something else: [departures](equations.md#departures) and
 [methods](methods.md#where-this-departs-from-released-code-or-says-more-than-the-text).
 
 """
@@ -38,7 +38,7 @@ def paper_page(docs: Path) -> str:
         for label, number in re.findall(r"([\w.+-]+(?:, [A-Z]\w+)*) (\d{4}\.\d{5})", source):
             first.setdefault(label.split(",")[0], number)
     for name, (_, source, _, _, defaults, _) in methods.items():
-        numbers = ARXIV.findall(source) or [first[label] for label in first if source.split(",")[0] == label]
+        numbers = ARXIV.findall(source.split(";")[0]) or [first[label] for label in first if source.split(",")[0] == label]
         for number in dict.fromkeys(numbers):
             cell = rebased(defaults, "methods.md", "")
             body.append([_link(number), source, f"[`{name}`](methods/{name}.md)", cell])
