@@ -18,10 +18,11 @@ EXTRAS = {
     "lora": ["peft>=0.17"],
     "pandas": ["pandas>=2.0"],
     "trackio": ["trackio>=0.43"],
+    "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0", "griffelib>=2.0"],
     "trl": ["trl==1.16.0; python_version >= '3.11'"],  # trainers/adapters/trl.py takes no other
 }
 EXTRAS["dev"] = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "nbclient", "ipykernel"]
-EXTRAS["dev"] += ["ruff>=0.6", "pyright>=1.1.390", "build", "setuptools>=77"]
+EXTRAS["dev"] += ["ruff>=0.6", "pyright>=1.1.390", "build", "setuptools>=77", *EXTRAS["docs"]]
 PLAIN = ("alfworld", "webshop", "search", "viz", "lora", "pandas")
 EXTRAS["all"] = sorted({requirement for extra in PLAIN for requirement in EXTRAS[extra]})
 

@@ -189,7 +189,11 @@ class RectifiedTerm(SDARTerm):
 
 @register_method("align_distill")
 def align_distill(*, coef: float = 0.01) -> Method:
-    """Distils the rectified scores alone; AlignOPSD's advantages decide which rows have KL and entropy."""
+    """Distils the rectified scores alone; AlignOPSD's advantages decide which rows have KL and entropy.
+
+    Args:
+        coef: of the distillation term.
+    """
     term = RectifiedTerm("opsd", coef=coef, beta=0.0)
     return Method("align_opsd", (term,), policy_weight=0.0, gives=("rectified_logprobs",))
 

@@ -58,6 +58,11 @@ def branch_advantages(batch: TurnBatch, run: Run, *, continuations: int = 4) -> 
     Continuations have common random numbers: at the same cost the advantages are less noisy. A turn with a state that
     no continuation finished has none: 0, counted in ``method/turns_without_value``.
 
+    Args:
+        batch: the update's rollouts.
+        run: plays the continuations.
+        continuations: episodes from before and behind every turn.
+
     Raises:
         RuntimeError: no continuation of any process finished, or another process failed.
     """
@@ -147,6 +152,9 @@ def tree_grpo(*, trees: int = 2) -> Method:
     """GRPO on trees of episodes. Source: Tree-GRPO (arXiv 2509.21240); see `credit.baselines.tree_grpo`.
 
     ``num_generations`` is the number of leaves of a task, `trees` of them from its start.
+
+    Args:
+        trees: episodes of a task that are played from its start; the others branch off them.
     """
     if type(trees) is not int or trees < 1:
         raise ValueError(f"tree_grpo: trees must be a whole number of at least 1, got {trees!r}; write 2")

@@ -85,6 +85,10 @@ def opd(*, coef: float = 1.0, estimator: str = "full") -> Method:
     Source: on-policy distillation, as in LENS-OPD (arXiv 2609.33409), Eq. 1; docs/equations.md#on-policy-distillation.
     ``estimator="sampled"`` reads the sampled tokens' log-probs only. The teacher is another model (`teacher`), or the
     policy under privileged context.
+
+    Args:
+        coef: of the loss.
+        estimator: ``"full"``, over the whole vocabulary, or ``"sampled"``, from the sampled tokens' log-probs.
     """
     return Method(None, (distillation("opd", coef, estimator),), policy_weight=0.0)
 
@@ -94,6 +98,12 @@ def tcod_f2b(*, coef: float = 1.0, estimator: str = "full", k_start: int = 1, et
     """`opd` on the first turns only, more of them as training goes on: ``k = k_start + floor(updates / eta)`` at most.
 
     Source: TCOD (arXiv 2604.24005), forward to backward.
+
+    Args:
+        coef: of the loss.
+        estimator: ``"full"``, over the whole vocabulary, or ``"sampled"``, from the sampled tokens' log-probs.
+        k_start: turns of an episode at the start.
+        eta: updates after which k grows by one.
     """
     _check_counts("tcod_f2b", k_start=k_start, eta=eta)
     term = distillation("tcod_f2b", coef, estimator)
@@ -109,6 +119,13 @@ def tcod_b2f(
     Source: TCOD (arXiv 2604.24005), backward to forward. Ours: the paper collects the teacher's successes beforehand,
     here it plays every task of an update up to `attempts` times; where it never succeeds, the policy plays the task's
     first k turns. Behind the teacher's turns the policy plays as long as the suite allows.
+
+    Args:
+        coef: of the loss.
+        estimator: ``"full"``, over the whole vocabulary, or ``"sampled"``, from the sampled tokens' log-probs.
+        k_start: turns left to the policy at the start.
+        eta: updates after which k grows by one.
+        attempts: how often the teacher plays a task at most.
     """
     _check_counts("tcod_b2f", k_start=k_start, eta=eta, attempts=attempts)
     term = distillation("tcod_b2f", coef, estimator)

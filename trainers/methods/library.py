@@ -35,23 +35,40 @@ def skill_grpo() -> Method:
 
 @register_method("sdar")
 def sdar(*, coef: float = 0.01, beta: float = 5.0) -> Method:
-    """GRPO and a distillation term that is gated by the token gap. Source: SDAR (arXiv 2605.15155)."""
+    """GRPO and a distillation term that is gated by the token gap. Source: SDAR (arXiv 2605.15155).
+
+    Args:
+        coef: of the distillation term.
+        beta: steepness of the gate, per nat of the gap.
+    """
     return Method("grpo", (SDARTerm(coef=coef, beta=beta),))
 
 
 @register_method("grpo_opsd")
 def grpo_opsd(*, coef: float = 0.01) -> Method:
-    """GRPO and OPSD's distillation term, SDAR's without a gate. Source: OPSD (arXiv 2601.18734)."""
+    """GRPO and OPSD's distillation term, SDAR's without a gate. Source: OPSD (arXiv 2601.18734).
+
+    Args:
+        coef: of the distillation term.
+    """
     return Method("grpo", (SDARTerm("opsd", coef=coef, beta=0.0),))
 
 
 @register_method("opsd")
 def opsd(*, coef: float = 0.01) -> Method:
-    """OPSD alone: no policy gradient; GRPO's advantages decide which rows have KL and entropy."""
+    """OPSD alone: no policy gradient; GRPO's advantages decide which rows have KL and entropy.
+
+    Args:
+        coef: of the distillation term.
+    """
     return Method("grpo", (SDARTerm("opsd", coef=coef, beta=0.0),), policy_weight=0.0)
 
 
 @register_method("skill_sd")
 def skill_sd(*, coef: float = 0.001) -> Method:
-    """GRPO and an importance-weighted k3 towards the teacher. Source: Skill-SD (arXiv 2604.10674)."""
+    """GRPO and an importance-weighted k3 towards the teacher. Source: Skill-SD (arXiv 2604.10674).
+
+    Args:
+        coef: of the distillation term.
+    """
     return Method("grpo", (SkillSDTerm(coef=coef),))
