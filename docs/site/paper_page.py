@@ -38,7 +38,9 @@ def paper_page(docs: Path) -> str:
         for label, number in re.findall(r"([\w.+-]+(?:, [A-Z]\w+)*) (\d{4}\.\d{5})", source):
             first.setdefault(label.split(",")[0], number)
     for name, (_, source, _, _, defaults, _) in methods.items():
-        numbers = ARXIV.findall(source.split(";")[0]) or [first[label] for label in first if source.split(",")[0] == label]
+        numbers = ARXIV.findall(source.split(";")[0]) or [
+            first[label] for label in first if source.split(",")[0] == label
+        ]
         for number in dict.fromkeys(numbers):
             cell = rebased(defaults, "methods.md", "")
             body.append([_link(number), source, f"[`{name}`](methods/{name}.md)", cell])
