@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.credit_cases import random_batch
+from helpers.public_names import public_names
 from helpers.recorder import NAMES
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.toy import ToySuite
@@ -59,7 +60,7 @@ def test_every_method_has_a_page_with_the_code_s_options(site: SimpleNamespace, 
             if cells[0] != "option"
         }
         method = get_method(name)
-        options = {**(method.credit.options if method.credit is not None else {}), **method.options}
+        options = {**getattr(method.credit, "options", {}), **method.options}
         assert {key: cells[0] for key, cells in shown.items()} == {k: f"`{v!r}`" for k, v in options.items()}, name
         assert [key for key, cells in shown.items() if not cells[1]] == [], name
         assert "### " in site.parts.section(page, "equations").body, name
@@ -98,6 +99,7 @@ def test_sections_tables_and_links_are_read_as_markdown_means_them(site: SimpleN
     moved = site.parts.rebased("[a](#x) [b](lab.md) [c](https://d.e/f) ![p](lab/q.png)", "equations.md", "methods")
     assert moved == "[a](../equations.md#x) [b](../lab.md) [c](https://d.e/f) ![p](../lab/q.png)"
     assert site.parts.inside_docs("[a](../examples/b.py), [c](d.md)", "trainers.md") == "a, [c](d.md)"
+    assert site.parts.inside_docs("[a](../README.md#b)", "faq.md") == "[a](index.md#b)"
     assert site.parts.inside_docs("[a](../fidelity.md)", "lab/tabular.md") == "[a](../fidelity.md)"
     assert site.parts.first_sentence("# T\n\n![p](q)\n\nOne **[two](x)**. Three.") == "One two."
 
@@ -268,6 +270,12 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
     assert "learning_curve.png" in built[Path("index.html")].loads
     assert "which_method.html" in built[Path("index.html")].leads
     assert not (tmp_path / "site").exists()
+    for package, public in public_names().items():
+        page = tmp_path / "reference" / f"{package}.html"
+        shown = page.read_text(encoding="utf-8") if package != "turncredit" else ""
+        ids = set(re.findall(r'id="turncredit\.([\w.]+)"', shown))
+        ends = {".".join(found.split(".")[-2:]) for found in ids} | {found.split(".")[-1] for found in ids}
+        assert [name for name in public if shown and name not in ends] == [], package
     index = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert any(entry["location"].startswith("reference/turncredit.rollout.html#") for entry in index["docs"])
     lines = (tmp_path / "llms.txt").read_text(encoding="utf-8").splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from pathlib import Path
 
 PACKAGES = ("credit", "rollout", "trainers", "envs")
@@ -25,8 +26,21 @@ def reference_pages(root: Path) -> dict[str, str]:
 
 
 def _page(name: str, names: list[str]) -> str:
-    listed = "".join(f"\n        - {public}" for public in names)
-    return f"# {name}\n\n::: {name}\n    options:\n      heading_level: 2\n      members:{listed}\n"
+    places = _named_as_their_modules(name, names)
+    listed = "".join(f"\n        - {public}" for public in names if public not in places)
+    page = f"# {name}\n\n::: {name}\n    options:\n      heading_level: 2\n      members:{listed or ' false'}\n"
+    return page + "".join(
+        f"\n::: {place}\n    options:\n      heading_level: 2\n      show_root_heading: true\n"
+        f"      show_root_toc_entry: true\n      show_root_full_path: false\n"
+        for place in places.values()
+    )
+
+
+def _named_as_their_modules(package: str, names: list[str]) -> dict[str, str]:
+    """Where the public things lie that have their module's name: read from source, the module hides them."""
+    module = importlib.import_module(package)
+    homes = {name: getattr(getattr(module, name), "__module__", "") for name in names}
+    return {name: f"{home}.{name}" for name, home in homes.items() if home.endswith(f".{name}")}
 
 
 def _listed(init: Path) -> list[str]:
