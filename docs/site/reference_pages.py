@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 from pathlib import Path
 
 PACKAGES = ("credit", "rollout", "trainers", "envs")
@@ -26,7 +27,7 @@ def reference_pages(root: Path) -> dict[str, str]:
 
 
 def _page(name: str, names: list[str]) -> str:
-    places = _named_as_their_modules(name, names)
+    places = _by_themselves(name, names)
     listed = "".join(f"\n        - {public}" for public in names if public not in places)
     page = f"# {name}\n\n::: {name}\n    options:\n      heading_level: 2\n      members:{listed or ' false'}\n"
     return page + "".join(
@@ -36,11 +37,12 @@ def _page(name: str, names: list[str]) -> str:
     )
 
 
-def _named_as_their_modules(package: str, names: list[str]) -> dict[str, str]:
-    """Where the public things lie that have their module's name: read from source, the module hides them."""
-    module = importlib.import_module(package)
-    homes = {name: getattr(getattr(module, name), "__module__", "") for name in names}
-    return {name: f"{home}.{name}" for name, home in homes.items() if home.endswith(f".{name}")}
+def _by_themselves(package: str, names: list[str]) -> dict[str, str]:
+    """Where public modules lie, and things that have their module's name: read from source, the module hides those."""
+    values = {name: getattr(importlib.import_module(package), name) for name in names}
+    modules = {name: value.__name__ for name, value in values.items() if inspect.ismodule(value)}
+    homes = {name: getattr(value, "__module__", None) or "" for name, value in values.items()}
+    return modules | {name: f"{home}.{name}" for name, home in homes.items() if home.endswith(f".{name}")}
 
 
 def _listed(init: Path) -> list[str]:
