@@ -104,6 +104,17 @@ def test_sections_tables_and_links_are_read_as_markdown_means_them(site: SimpleN
     assert site.parts.first_sentence("# T\n\n![p](q)\n\nOne **[two](x)**. Three.") == "One two."
 
 
+def test_docstrings_are_shown_as_markdown() -> None:
+    pytest.importorskip("griffe", reason="needs the extra docs")
+    spec = importlib.util.spec_from_file_location("docstrings", DOCS / "site" / "docstrings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    shown = module.as_markdown("As :func:`~a.b` says.\n\n    >>> f(1)\n    2\n\nEnd.")
+    assert shown == "As `a.b` says.\n\n    ```pycon\n    >>> f(1)\n    2\n    ```\n\nEnd."
+
+
 def test_the_gallery_names_every_example() -> None:
     page = (DOCS / "gallery.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+\.py)`", page, re.M)) == {path.name for path in (ROOT / "examples").glob("*.py")}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 PACKAGES = ("credit", "rollout", "trainers", "envs")
 
 
 def reference_pages(root: Path) -> dict[str, str]:
-    """A page for every package that lists public names, and one for every module of `credit.lab`, by its dotted name.
+    """A page for every package that lists public names, and for every module that the pages import from, by its name.
 
     Args:
         root: the checkout.
@@ -23,7 +24,10 @@ def reference_pages(root: Path) -> dict[str, str]:
             names = _listed(init)
             if names:
                 pages[name] = _page(name, names)
-    return pages
+    texts = "".join(page.read_text(encoding="utf-8") for page in (root / "docs").glob("*.md"))
+    for name in set(re.findall(r"^from (turncredit\.[\w.]+) import", texts, re.M)) - pages.keys():
+        pages[name] = f"# {name}\n\n::: {name}\n    options:\n      heading_level: 2\n"
+    return dict(sorted(pages.items()))
 
 
 def _page(name: str, names: list[str]) -> str:
