@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # what _LAZY loads when it is asked for
     from .scoring import PolicyScorer, score_responses
     from .suite_check import SuiteReport, check_suite
     from .traces import Step, Trace, list_trace_formats, load_traces, register_trace_format, trajectories_from
+    from .traces.publish import save_dataset
     from .traces.score import score_traces, tokenize_traces
     from .traces.tables import to_dataset, to_pandas
 

@@ -20,7 +20,10 @@ _PAGES: dict[str, str] = {}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Writes the generated pages, in memory, and puts them where the navigation has ``@methods`` and ``@reference``."""
+    """Writes the generated pages, in memory, and puts them where the navigation has ``@methods`` and ``@reference``.
+
+    ``@rest`` stands for the pages of docs/ that the navigation does not name.
+    """
     methods = method_pages(DOCS)
     reference = reference_pages(ROOT)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,8 +36,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "@methods": [{name: f"methods/{name}.md"} for name in methods],
         "@reference": [{name: f"reference/{name}.md"} for name in reference],
     }
+    known = {*re.findall(r"[\w/]+\.md", str(config.nav)), *_PAGES}
+    entries["@rest"] = sorted(path for path in _written() if path not in known)
     config.nav = [_filled(entry, entries) for entry in config.nav or []]
     return config
+
+
+def _written() -> list[str]:
+    return [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
 
 
 def _filled(entry: Any, entries: dict[str, list[Any]]) -> Any:

@@ -29,19 +29,12 @@ These are options of `GRPOConfig` and go with every method ([objective](objectiv
 def paper_page(docs: Path) -> str:
     """The page, from the tables of docs/methods.md and docs/objective.md."""
     methods = facts((docs / "methods.md").read_text(encoding="utf-8"))
-    first: dict[str, str] = {}  # the number that goes with a paper's short name, for rows that give the name only
+    cited = [pair for row in methods.values() for pair in re.findall(r"([\w.+-]+)[^;]*? (\d{4}\.\d{5})", row[1])]
+    numbers = dict(reversed(cited))  # of a paper's short name, for rows that give the name only
     body = []
-    for name, (_, source, _, _, defaults, _) in sorted(
-        methods.items(), key=lambda item: len(ARXIV.findall(item[1][1]))
-    ):
-        del name, defaults
-        for label, number in re.findall(r"([\w.+-]+(?:, [A-Z]\w+)*) (\d{4}\.\d{5})", source):
-            first.setdefault(label.split(",")[0], number)
     for name, (_, source, _, _, defaults, _) in methods.items():
-        numbers = ARXIV.findall(source.split(";")[0]) or [
-            first[label] for label in first if source.split(",")[0] == label
-        ]
-        for number in dict.fromkeys(numbers):
+        known = numbers.get(source.split(",")[0])
+        for number in ARXIV.findall(source.split(";")[0]) or filter(None, [known]):
             cell = rebased(defaults, "methods.md", "")
             body.append([_link(number), source, f"[`{name}`](methods/{name}.md)", cell])
     body.sort(key=lambda cells: cells[0])

@@ -91,8 +91,9 @@ def rebased(text: str, page: str, folder: str) -> str:
 
 
 def inside_docs(text: str, page: str) -> str:
-    """The text with links that leave docs/ written as plain words: the site has no such pages."""
+    """The text as the site needs it: README.md is its first page, other links that leave docs/ become plain words."""
     depth = page.count("/")
+    text = text.replace("](" + "../" * (depth + 1) + "README.md", "](" + "../" * depth + "index.md")
 
     def plain(match: re.Match[str]) -> str:
         if match[2].startswith("../" * (depth + 1)):
