@@ -32,7 +32,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     _PAGES["papers.md"] = paper_page(DOCS)
     _PAGES.update({f"methods/{name}.md": page for name, page in methods.items()})
     _PAGES.update({f"reference/{name}.md": page for name, page in reference.items()})
-    entries = {
+    entries: dict[str, list[Any]] = {
         "@methods": [{name: f"methods/{name}.md"} for name in methods],
         "@reference": [{name: f"reference/{name}.md"} for name in reference],
     }
