@@ -215,7 +215,9 @@ def test_every_page_with_python_is_run_here_or_by_a_test_of_its_own() -> None:
     found = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8")}
     assert set(GIVEN) - {"README.md"} <= found
     others = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
-    texts = [text for path in others if re.search(r"\b(exec|run_path|main)\(", text := path.read_text(encoding="utf-8"))]
+    texts = [
+        text for path in others if re.search(r"\b(exec|run_path|main)\(", text := path.read_text(encoding="utf-8"))
+    ]
     assert [page for page in found - set(GIVEN) if not any(f'"{page}"' in text for text in texts)] == []
     everything = "".join(path.read_text(encoding="utf-8") for path in DOCS.glob("*.md"))
     assert all(everything.count(piece) == 1 for piece in LEFT_OUT)
