@@ -18,7 +18,7 @@ CORE = (
     "torch", "transformers", "accelerate", "deepspeed", "numpy", "filelock", "datasets", "sentence-transformers",
     "wandb",
 )  # fmt: skip
-EXTRAS = {  # extra -> what it is for, its packages
+EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {  # extra -> what it is for, its packages
     "alfworld": ("ALFWorld games", ("alfworld", "textworld")),
     "webshop": ("WebShop", ("bm25s", "PyStemmer")),
     "search": ("Search-QA", ("bm25s", "PyStemmer", "pyarrow")),
