@@ -21,6 +21,7 @@ def output_of(*arguments: str, timeout: float) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_figures_of_a_gpu_are_printed_for_a_toy_on_a_cpu():
     lines = output_of("benchmarks/gpu.py", "--toy", timeout=120).splitlines()
     rows = {cells[1]: cells[2:4] for cells in (line.replace(" ", "").split("|") for line in lines) if len(cells) == 5}
