@@ -22,7 +22,7 @@ MUTATIONS = (
     ("lens/validate", "hinted.double() - base.double()", "base.double() - hinted.double()", "gain turned"),
     ("lens/validate", "gains > 0)", "gains >= 0)", "no gain counts as one"),
     ("lens/focus", ".clamp(min=0) *", ".abs() *", "agreement counts as disagreement"),
-    ("lens/focus", "/ tau)", "* tau)", "temperature turned"),
+    ("lens/focus", "teacher_students) / tau)", "teacher_students) * tau)", "temperature turned"),
     ("lens/focus", ".clamp(max=cap)", "", "no cap"),
     ("lens/focus", "raw / (mean + eps)[:, None]", "raw", "budget not kept"),
     ("lens/focus", "mask & focused[:, None]", "mask", "all turns focused"),

@@ -152,3 +152,28 @@ def test_preferred_share_by_hand():
     shares = preferred_share(student, teacher, mask, torch.tensor([0, -1, 0]), 2)
     assert shares[0].item() == pytest.approx(2 / 3)
     assert bool(shares[1].isnan())
+
+
+def test_bounds_hold_where_the_likeliest_token_is_not_the_likeliest():
+    # log-probs of two passes may disagree by rounding: support is at most 1, agreement is no disagreement
+    teachers, own = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
+    mask, zero = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, dtype=torch.long)
+    assert frontier_compatibility(teachers, own, mask, zero, zero, 1).tolist() == pytest.approx([(1 + 0.5) / 2])
+    focus = token_focus(own, teachers, torch.zeros(1, 2), torch.zeros(1, 2), tau=1.0)
+    assert focus[0].tolist() == pytest.approx([0.0, math.log(2) * 0.5])
+
+
+def test_proposals_go_by_means_and_leave_out_turns_without_a_token():
+    # trajectory 0: means 3 and 2, sums 3 and 4; trajectory 1: -1 and no token; 2: no token at all
+    gaps = torch.tensor([[3.0, 9.0], [2, 2], [-1, -1], [9, 9], [9, 9]])
+    mask = torch.tensor([[1, 0], [1, 1], [1, 1], [0, 0], [0, 0]]).bool()
+    owners, turns = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 0, 1, 0])
+    assert proposed_turns(gaps, mask, owners, turns).tolist() == [0, 2, -1]
+
+
+def test_the_temperature_of_the_focus_by_hand():
+    # sigmoid(ln 4 / 2) = 2 / 3; the order of the arguments: own and teacher's token under the student, then the teacher
+    own, teachers = torch.tensor([[0.8]]).log(), torch.tensor([[0.4]]).log()
+    sure, theirs = torch.tensor([[0.8]]).log(), torch.tensor([[0.2]]).log()
+    focus = token_focus(own, teachers, sure, theirs, tau=2.0)
+    assert focus.item() == pytest.approx(math.log(2) * 2 / 3)
