@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from helpers.tiny import tiny_model
 
 from turncredit.rollout import StopReason
 from turncredit.trainers import GRPOCallback, get_method
+from turncredit.trainers.methods import futurebridge
 
 
 def another():
@@ -89,6 +91,25 @@ def test_episodes_that_succeeded_need_no_bridge(tmp_path):
         lost = sum(t.success < 1 for t in run.run.batch.trajectories)
         assert 0 < metrics["method/bridges"] <= lost < len(run.run.batch.trajectories)
         assert len(plays[0][1]) <= lost
+        owners = {(start.task.id, start.rollout_index) for start in plays[0][1]}
+        failed = {(t.task_id, t.rollout_index) for t in run.run.batch.trajectories if t.success < 1}
+        assert owners <= failed
+        solved = tuple(replace(t, success=1.0) for t in run.run.batch.trajectories)
+        run.run.extra = []
+        futurebridge._bridge(
+            replace(run.run.batch, trajectories=solved), run.run, weight=1.0, horizon=2, failed_only=True
+        )
+        assert run.run.metrics["method/bridges"] == 0
+
+
+def test_followers_are_the_turns_behind_the_replaced_one():
+    batch = SimpleNamespace(
+        turns=[None] * 7,
+        trajectory_ids=torch.tensor([0, 0, 0, 0, 1, 1, 0]),
+        turn_ids=torch.tensor([0, 1, 2, 3, 0, 1, 4]),
+    )
+    bridges = [futurebridge.Bridge(1, None), futurebridge.Bridge(4, None)]
+    assert futurebridge._followers(batch, bridges, 2).tolist() == [-1, -1, 0, 0, -1, 1, -1]
 
 
 def test_without_a_bridge_it_is_its_base_bit_for_bit(tmp_path):
