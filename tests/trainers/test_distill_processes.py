@@ -23,6 +23,7 @@ def alone(tmp_path_factory):
             run.train()
     assert all(line["train/guidance_loss"] > 0 for line in lines(folder / "lens_opd")[1:])
     assert lines(folder / "tcod_b2f")[1]["method/teacher_turns"] > 0
+    assert all(line["train/bridge_loss"] > 0 for line in lines(folder / "futurebridge")[1:])
     return folder
 
 
