@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "opd": {"wider": True},
     "lens_opd": {"wider": True, "options": {"cue": "privileged", "eta": 1.0, "horizon": 2, "k_start": 2}},
     "tcod_b2f": {"options": {"attempts": 2, "eta": 1}},
-    "futurebridge": {"wider": True, "options": {"curriculum": False, "failed_only": False, "horizon": 2}},
+    "futurebridge": {"options": {"curriculum": False, "failed_only": False, "horizon": 2}},
 }
 
 
