@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from torch import Tensor
 
 from turncredit.credit import CreditInputs, get_credit
 from turncredit.credit.sequences import sequence_credit
+from turncredit.rollout import with_privileged_context
 from turncredit.trainers.adapters import RolloutBatch, TurnCredit
+from turncredit.trainers.adapters.privileged import privileged_logprobs
 from turncredit.trainers.adapters.refusals import VERSION, installed_version
+from turncredit.trainers.adapters.trl import _returns
 
 if importlib.util.find_spec("trl") is None:
     pytest.skip(f"TRL is not installed: pip install trl=={VERSION}", allow_module_level=True)
@@ -316,6 +320,40 @@ def test_a_row_without_a_hint_has_the_student_for_a_teacher(tmp_path: Any) -> No
     mask = trainer.batches[0]["completion_mask"] * trainer.batches[0]["tool_mask"]
     torch.testing.assert_close(trainer.batches[0]["advantages"], trainer.theirs[0][:, None] * mask)
     assert trainer.state.log_history[0]["credit/informed"] == 0
+
+
+def test_hints_of_different_lengths_are_scored_as_each_alone(tmp_path: Any) -> None:
+    """Shorter prompts are padded, and nobody looks at the padding."""
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def text(row: Any) -> str:
+        return " ".join(["say", *[row["colour"]] * (1 + 3 * COLOURS.index(row["colour"]))])
+
+    def score(batch: Any) -> Tensor:
+        made = privileged_logprobs(trainer, batch, text)
+        prompts = [
+            with_privileged_context(prompt, text(data)) for prompt, data in zip(batch.prompts, batch.rows, strict=True)
+        ]
+        for row, told in enumerate(trainer._tokenize_prompts(prompts)[0]):
+            said = batch.completion_ids[row][batch.completion_mask[row].bool()].tolist()
+            with torch.no_grad():
+                found.append((made[row, : len(said)], scores(trainer.model, list(told), said)))
+        return made
+
+    plan = TurnCredit("rlsd", signals={"teacher_logprobs": score})
+    trainer = make_trainer(tmp_path, plan, options={"max_steps": 1})
+    trainer.train()
+    assert len(found) == 8
+    for made, alone in found:
+        torch.testing.assert_close(made, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_reward_function_that_leaves_a_completion_out_leaves_the_others_rewards() -> None:
+    trainer = SimpleNamespace(reward_weights=torch.tensor([2.0, 0.5]))
+    rewards = torch.tensor([[1.0, 4.0], [torch.nan, 4.0], [1.0, torch.nan], [torch.nan, torch.nan]])
+    found = _returns(trainer, rewards)
+    assert found[:3].tolist() == [4.0, 2.0, 2.0]
+    assert bool(found[3].isnan())
 
 
 def test_a_template_that_drops_the_hint_is_refused(tmp_path: Any) -> None:
