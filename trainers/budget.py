@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .grpo import GRPOTrainer
+
+logger = logging.getLogger(__name__)
 
 
 def count_steps(trainer: GRPOTrainer) -> dict[str, float]:
@@ -23,6 +27,18 @@ def count_steps(trainer: GRPOTrainer) -> dict[str, float]:
         "rollout/environment_steps": float(played),
         "rollout/environment_steps_total": float(trainer.environment_steps),
     }
+
+
+def restore_steps(trainer: GRPOTrainer, state: Mapping[str, Any]) -> None:
+    """Count on from a checkpoint's state; one of a version that did not count begins at 0, and that is said."""
+    trainer.environment_steps = state.get("environment_steps", 0)
+    limit = trainer.config.max_environment_steps
+    if limit is not None and "environment_steps" not in state:
+        logger.warning(
+            "max_environment_steps = %d counts from update %d on: the checkpoint does not say what was played before",
+            limit,
+            state["step"],
+        )
 
 
 def is_over(trainer: GRPOTrainer) -> bool:

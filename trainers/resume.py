@@ -14,6 +14,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
+from .budget import restore_steps
 from .checkpoint import (
     Stateful,
     checkpoint_folder,
@@ -240,7 +241,7 @@ def load_run(trainer: GRPOTrainer, source: str | bool, allow_changed_config: boo
     if state["num_processes"] == accelerator.num_processes:
         load_rng_state(torch.load(folder / "rng.pt", weights_only=True)[accelerator.process_index])
     trainer.step, trainer.best = state["step"], state["best"]
-    trainer.environment_steps = state.get("environment_steps", 0)
+    restore_steps(trainer, state)
     trainer.tracker_runs = state.get("tracker_runs", {})
     trainer.skipped_steps, trainer.empty_updates = state["skipped_steps"], state["empty_updates"]
     config = state["config"]

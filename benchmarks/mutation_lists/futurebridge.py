@@ -16,6 +16,6 @@ MUTATIONS = (
     ("budget", "trainer.environment_steps += played", "trainer.environment_steps = played", "steps of one update"),
     ("budget", "trainer.environment_steps >= limit", "trainer.environment_steps > 2 * limit", "budget overrun"),
     ("budget", "trainer.run.environment_steps = 0", "pass", "counted again"),
-    ("resume", 'state.get("environment_steps", 0)', "0", "a resumed run has its whole budget"),
+    ("budget", 'state.get("environment_steps", 0)', "0", "a resumed run has its whole budget"),
     ("methods/run", "len(one.turns) - one.replayed for one", "len(one.turns) for one", "replays counted"),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from helpers.tiny import tiny_model
 
 from turncredit.rollout import StopReason
 from turncredit.trainers import GRPOCallback, get_method
+from turncredit.trainers.budget import restore_steps
 from turncredit.trainers.methods import futurebridge
 
 
@@ -175,3 +176,15 @@ def test_a_run_ends_behind_the_update_that_spends_its_budget(tmp_path):
         again = [line["rollout/environment_steps_total"] for line in watch.lines if line]
         assert again[-1] == totals[-1]
         assert all(torch.equal(whole[name], value) for name, value in run.model.state_dict().items())
+
+
+def test_a_checkpoint_that_did_not_count_turns_is_said(caplog):
+    limited = SimpleNamespace(config=SimpleNamespace(max_environment_steps=50), environment_steps=7)
+    restore_steps(limited, {"step": 3, "environment_steps": 41})
+    assert limited.environment_steps == 41
+    assert caplog.text == ""
+    restore_steps(SimpleNamespace(config=SimpleNamespace(max_environment_steps=None)), {"step": 3})
+    assert caplog.text == ""
+    restore_steps(limited, {"step": 3})
+    assert limited.environment_steps == 0
+    assert "max_environment_steps = 50 counts from update 3 on" in caplog.text
